@@ -1,0 +1,263 @@
+"""Plan: every decision on how to train as one frozen value, printable and readable from a file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from headway.cost.cluster import Cluster
+from headway.errors import PlanError
+from headway.graph.model import ModelGraph
+from headway.layout.split import Split
+from headway.planner import explain as _explain
+from headway.planner.fingerprint import Fingerprint, compare, fingerprint
+from headway.schedule.action import Schedule
+from headway.schedule.build import BUILDERS
+from headway.schedule.lower import lower
+from headway.schedule.simulate import Costs, Timeline, simulate
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """What one stage is expected to cost on each rank that holds it: seconds and bytes.
+
+    `forward`, `backward`: seconds for one micro-batch; `reduce`: seconds of gradient reduction that backward does not
+    hide; `update`: seconds of the optimizer's step. `static_bytes` stay for the whole step (parameters, gradients,
+    optimizer states, batch, runtime); `activation_bytes` are kept for each micro-batch between its F and its B;
+    `temporary_bytes` come and go within one action; `build_bytes` are needed once, while the whole model still exists.
+    """
+
+    forward: float
+    backward: float
+    reduce: float
+    update: float
+    parameter_bytes: int
+    static_bytes: int
+    activation_bytes: int
+    temporary_bytes: int
+    build_bytes: int
+    num_calls: int
+
+
+@dataclass(frozen=True)
+class MessageEstimate:
+    """What crosses from stage `source` to stage `target` for one micro-batch: bytes each way, seconds each."""
+
+    source: int
+    target: int
+    forward_bytes: int
+    backward_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The best plan of another family (copies x stages), and what it would cost.
+
+    `seconds` a step and `memory`, bytes on the fullest rank; `fits` says whether that is within a device.
+    """
+
+    data: int
+    pipeline: int
+    schedule: str
+    micro_batch: int
+    num_micro_batches: int
+    seconds: float
+    memory: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Hold the whole choice: `data` copies of `pipeline` stages, their cuts, the schedule and the micro-batches.
+
+    `num_micro_batches` is for each copy, `micro_batch` the samples of the largest; `cuts` name `ModelGraph.cuts`.
+    `seconds` is the predicted time of a step (schedule, reduction, update), `memory` the predicted peak bytes of each
+    rank. Ranks are numbered with copies innermost: rank = stage * data + copy.
+    """
+
+    data: int
+    pipeline: int
+    schedule: str
+    micro_batch: int
+    num_micro_batches: int
+    global_batch: int
+    cuts: tuple[str, ...] = ()
+    shard: str = "none"
+    tensor: int = 1
+    chunks: int = 1
+    recompute: str = "none"
+    precision: str = "float32"
+    codec: str = "fp32"
+    split: Split | None = None
+    made_for: Fingerprint | None = None
+    cluster: str = ""
+    device_memory: int = 0
+    seconds: float | None = None
+    memory: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    runners_up: tuple[RunnerUp, ...] = ()
+    binding: str = ""
+    stages: tuple[StageEstimate, ...] = ()
+    messages: tuple[MessageEstimate, ...] = ()
+    gap: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of ranks that the plan uses."""
+        return self.data * self.pipeline
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits over model, batch shapes and cluster shape; "" for a plan written by hand."""
+        return self.made_for.digest if self.made_for else ""
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (source stage, target stage) between which activations cross."""
+        return tuple((message.source, message.target) for message in self.messages)
+
+    @property
+    def update_seconds(self) -> float:
+        """Predicted seconds of the optimizer's step, part of `seconds`."""
+        return max((stage.update for stage in self.stages), default=0.0)
+
+    def samples_of(self, copy: int) -> int:
+        """Return how many samples of the global batch a copy takes; shares differ by at most one, larger first."""
+        return shares(self.global_batch, self.data)[copy]
+
+    def micro_batches_of(self, copy: int) -> tuple[int, ...]:
+        """Return the sizes of a copy's micro-batches, in samples."""
+        return micro_batches(self.samples_of(copy), self.num_micro_batches)
+
+    @cached_property
+    def lowered(self) -> Schedule:
+        """The schedule with its messages and reductions."""
+        built = BUILDERS[self.schedule](self.pipeline, self.num_micro_batches)
+        return lower(built, self.edges, reduce=self.data > 1)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The estimates in the form that the simulator takes."""
+        return costs_of(self.stages, self.messages, self.gap)
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """The predicted schedule of one step as spans of work on each pipeline rank; None without estimates."""
+        return simulate(self.lowered, self.costs) if self.stages else None
+
+    def check_fingerprint(self, graph: ModelGraph, cluster: Cluster) -> None:
+        """Raise PlanError naming the difference when the plan was made for another model, batch or cluster."""
+        if self.made_for is not None:
+            compare(self.made_for, fingerprint(graph, cluster))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as TOML."""
+        import tomlkit
+
+        document = tomlkit.dumps(_plain(self))
+        Path(path).write_text(f"# A plan made by Headway: {self.pipeline} stages x {self.data} copies\n{document}")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan from TOML. Raises PlanError when the file is missing, damaged, or has unknown fields."""
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise PlanError(f"no plan can be read: {error.strerror}", place=str(path)) from error
+        except tomllib.TOMLDecodeError as error:
+            raise PlanError(f"the plan file is not TOML: {error}", place=str(path)) from error
+        try:
+            return _from_plain(values)
+        except PlanError as error:
+            raise PlanError(error.fact, place=str(path), remedy=error.remedy) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"the plan file is damaged: {error!r}", place=str(path), remedy="save it again") from error
+
+    def explain(self) -> str:
+        """Return the long explanation: decisions, reasons, every stage's cost, alternatives, what binds."""
+        return _explain.long(self)
+
+    def __str__(self) -> str:
+        return _explain.short(self)
+
+
+def shares(total: int, parts: int) -> tuple[int, ...]:
+    """Share `total` samples out to `parts` takers as evenly as possible, larger shares first."""
+    least, more = divmod(total, parts)
+    return tuple(least + 1 if part < more else least for part in range(parts))
+
+
+def micro_batches(samples: int, count: int) -> tuple[int, ...]:
+    """Cut a copy's samples into `count` micro-batches of at most m = ceil(samples / count).
+
+    Sizes are m, m, ..., rest when that makes `count` of them, else they differ by at most one, larger first.
+    Raises PlanError when there are fewer samples than micro-batches.
+    """
+    if not 1 <= count <= samples:
+        raise PlanError(
+            f"{samples} samples cannot be cut into {count} micro-batches",
+            place="num_micro_batches",
+            remedy=f"between 1 and {samples}",
+        )
+    largest = -(-samples // count)
+    full, rest = divmod(samples, largest)
+    if full + (rest > 0) == count:
+        return (largest,) * full + ((rest,) if rest else ())
+    return shares(samples, count)
+
+
+def costs_of(stages: tuple[StageEstimate, ...], messages: tuple[MessageEstimate, ...], gap: float) -> Costs:
+    """Turn estimates into the simulator's costs."""
+    return Costs(
+        forward=tuple(stage.forward for stage in stages),
+        backward=tuple(stage.backward for stage in stages),
+        message={(message.source, message.target): message.seconds for message in messages},
+        reduce=tuple(stage.reduce for stage in stages),
+        static_bytes=tuple(stage.static_bytes for stage in stages),
+        activation_bytes=tuple(stage.activation_bytes for stage in stages),
+        boundary_bytes={(message.source, message.target): message.forward_bytes for message in messages},
+        temporary_bytes=tuple(stage.temporary_bytes for stage in stages),
+        gap=gap,
+    )
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    values: dict[str, Any] = {"format": FORMAT}
+    tables: dict[str, Any] = {}
+    for item in fields(plan):
+        value = getattr(plan, item.name)
+        if value is None:
+            continue  # TOML has no null: what is missing is absent
+        if isinstance(value, (Split, Fingerprint)):
+            tables[item.name] = value.to_dict()
+        elif item.name in ("stages", "messages", "runners_up"):
+            tables[item.name] = [asdict(entry) for entry in value]
+        else:
+            values[item.name] = list(value) if isinstance(value, tuple) else value
+    return values | tables
+
+
+def _from_plain(values: Mapping[str, Any]) -> Plan:
+    known = {item.name for item in fields(Plan)}
+    unknown = sorted(set(values) - known - {"format"})
+    if unknown or values.get("format", FORMAT) != FORMAT:
+        what = f"unknown fields {', '.join(unknown)}" if unknown else f"format {values['format']}, not {FORMAT}"
+        raise PlanError(f"the plan file has {what}", remedy=f"fields of a plan are {', '.join(sorted(known))}")
+    arguments = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "format"
+    }
+    if "split" in arguments:
+        arguments["split"] = Split.from_dict(values["split"])
+    if "made_for" in arguments:
+        arguments["made_for"] = Fingerprint.from_dict(values["made_for"])
+    for name, kind in (("stages", StageEstimate), ("messages", MessageEstimate), ("runners_up", RunnerUp)):
+        if name in arguments:
+            arguments[name] = tuple(kind(**entry) for entry in values[name])
+    return Plan(**arguments)
