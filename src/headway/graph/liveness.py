@@ -1,0 +1,167 @@
+"""Liveness: what is still needed after each call, and so where a stage may begin and what crosses there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from headway.graph.model import Call, Cut, ModuleCall, Position, Value, position_text
+
+
+def last_uses(calls: Sequence[Call], values: Sequence[Value], results: Sequence[int]) -> list[int]:
+    """Give for each value the index of the last call that takes it; len(calls) for the program's results; -1: none."""
+    last = [-1] * len(values)
+    for call in calls:
+        for value in call.inputs:
+            last[value] = call.index
+    for value in results:
+        last[value] = len(calls)
+    return last
+
+
+def derived_since(calls: Sequence[Call], values: Sequence[Value]) -> list[int | None]:
+    """Give for each value the first call after which its content depends on parameters; None: never.
+
+    An in-place write that depends on parameters makes every alias of the storage depend on them.
+    """
+    first_write: dict[int, int] = {}
+    for call in calls:
+        if call.derived:
+            for value in call.writes:
+                first_write.setdefault(values[value].storage, call.index)
+    since: list[int | None] = []
+    for value in values:
+        if value.derived:
+            since.append(-1 if value.producer is None else value.producer)
+        else:
+            write = first_write.get(value.storage)
+            since.append(None if write is None else max(write, -1 if value.producer is None else value.producer))
+    return since
+
+
+def storage_writes(calls: Sequence[Call], values: Sequence[Value]) -> dict[int, list[int]]:
+    """Give for each storage the calls that change it in place, in order."""
+    writes: dict[int, list[int]] = defaultdict(list)
+    for call in calls:
+        for storage in {values[v].storage for v in call.writes}:
+            writes[storage].append(call.index)
+    return writes
+
+
+def allowed_cuts(
+    calls: Sequence[Call],
+    values: Sequence[Value],
+    modules: Sequence[ModuleCall],
+    results: Sequence[int],
+    reshaped: Mapping[int, int],
+) -> tuple[tuple[Cut, ...], tuple[tuple[int, str], ...]]:
+    """Find the places where a stage may begin, with what crosses there, and say why the others are refused.
+
+    A value crosses before call c when its content depends on parameters before c and a call from c on takes it.
+    Refused: a value whose maker was not seen, one whose shape was changed in place, and two aliases of one storage
+    that both cross and are written later (each stage would have its own copy).
+    """
+    last, since = last_uses(calls, values, results), derived_since(calls, values)
+    writes = storage_writes(calls, values)
+    names = _cut_names(calls, modules)
+    begins: dict[int, list[int]] = defaultdict(list)
+    ends: dict[int, list[int]] = defaultdict(list)
+    for value in values:
+        start = since[value.id]
+        if start is not None and last[value.id] > start:
+            begins[start + 1].append(value.id)  # crosses cuts start + 1 .. last use
+            ends[last[value.id] + 1].append(value.id)
+    live: dict[int, None] = dict.fromkeys(begins.get(0, ()))
+    cuts: list[Cut] = []
+    refused: list[tuple[int, str]] = []
+    seen_derived = False
+    for call in calls:
+        for value in ends.get(call.index, ()):
+            live.pop(value, None)
+        live.update(dict.fromkeys(begins.get(call.index, ()) if call.index else ()))
+        if not call.derived:
+            continue
+        if not seen_derived:  # the first stage begins at the start of the program
+            seen_derived = True
+            continue
+        reason = _refusal(call.index, live, values, writes, reshaped)
+        if reason:
+            refused.append((call.index, reason))
+        else:
+            boundary = tuple(live)
+            size = sum(values[v].bytes for v in boundary)
+            cuts.append(Cut(names[call.index], call.index, call.position, boundary, size))
+    return tuple(cuts), tuple(refused)
+
+
+def _refusal(
+    index: int, live: Mapping[int, None], values: Sequence[Value], writes: Mapping[int, list[int]],
+    reshaped: Mapping[int, int],
+) -> str | None:  # fmt: skip
+    storages: dict[int, int] = {}
+    for number in live:
+        value = values[number]
+        if value.producer is None and value.derived:
+            return "a value that depends on parameters was made where no torch call was seen"
+        if reshaped.get(number, index) < index:
+            return "a value that crosses had its shape changed in place"
+        other = storages.setdefault(value.storage, number)
+        if other != number and any(write >= index for write in writes.get(value.storage, ())):
+            return "two views of one tensor cross, and one is written in place later"
+    return None
+
+
+def guarded_modules(
+    modules: Sequence[ModuleCall], outputs: Sequence[frozenset[int]], calls: Sequence[Call], values: Sequence[Value]
+) -> list[ModuleCall]:
+    """Mark the module calls that must be followed call by call.
+
+    Those are the ones that read values, draw random numbers, or make a value that is used outside without being part
+    of the module's result (kept in an attribute, appended to a list, put into a cache).
+    """
+    used_at: dict[int, list[int]] = defaultdict(list)
+    for call in calls:
+        for value in call.inputs:
+            used_at[value].append(call.index)
+    result = []
+    for module, result_values in zip(modules, outputs, strict=True):
+        guarded = False
+        for call in calls[module.first : module.last]:
+            guarded = call.random or call.reads_value or bool(call.written_buffers and not call.derived)
+            for value in call.outputs:
+                escapes = any(not module.first <= use < module.last for use in used_at[value])
+                guarded = guarded or (escapes and value not in result_values)
+            if guarded:
+                break
+        result.append(replace(module, guarded=guarded))
+    return result
+
+
+def _cut_names(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int, str]:
+    """Name each call's place: the outermost module that begins with it, else its module and event number."""
+    by_position: dict[Position, ModuleCall] = {m.position: m for m in modules}
+    first_derived: dict[Position, int] = {}
+    for call in calls:
+        if call.derived:
+            for depth in range(1, len(call.position)):
+                first_derived.setdefault(call.position[:depth], call.index)
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for call in calls:
+        name = ""
+        for depth in range(1, len(call.position)):
+            module = by_position.get(call.position[:depth])
+            if module and first_derived.get(module.position) == call.index and module.path:
+                name = module.path + (f"*{module.occurrence}" if module.occurrence else "")
+                break
+        if not name:
+            module = by_position.get(call.position[:-1])
+            place = "loss" if module is None else module.path or "model"
+            again = f"*{module.occurrence}" if module and module.occurrence else ""
+            name = f"{place}{again}#{call.position[-1]}"
+        if name in taken:
+            name = f"{name}@{position_text(call.position)}"
+        taken.add(name)
+        names[call.index] = name
+    return names

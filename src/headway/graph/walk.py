@@ -1,0 +1,240 @@
+"""Walk: follows loss(model, batch) while it runs, event by event, and names each torch call by its position."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from headway.graph.model import Position
+
+TENSOR_GETTERS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
+"""Attributes of a tensor that make another tensor, and so count as calls."""
+
+PLAIN_METHODS = frozenset(
+    getattr(torch.Tensor, name)
+    for name in (
+        "size dim ndimension numel nelement stride is_floating_point is_contiguous is_complex is_signed element_size "
+        "storage_offset get_device data_ptr untyped_storage __len__ __hash__ __repr__ __format__ has_names "
+        "is_inference is_same_size is_set_to is_conj is_neg is_pinned is_shared type_as register_hook "
+        "register_post_accumulate_grad_hook retain_grad backward __reduce_ex__"
+    ).split()
+    if name != "type_as" and hasattr(torch.Tensor, name)
+)
+"""Methods that ask for facts other than content: never a call of the program."""
+
+VALUE_READS = frozenset(
+    "item tolist __bool__ __int__ __float__ __index__ __complex__ is_nonzero numpy __array__ __contains__ equal "
+    "allclose".split()
+)
+"""Functions whose Python result depends on a tensor's content."""
+
+SHAPE_READS = frozenset("nonzero argwhere masked_select unique unique_consecutive bincount _unique2".split())
+"""Functions whose result has a shape that depends on a tensor's content."""
+
+
+@functools.lru_cache(maxsize=4096)
+def function_name(func: Any) -> str:
+    """Name a torch function by its attribute path, for instance "torch.nn.functional.linear"."""
+    try:
+        name = resolve_name(func)
+    except Exception:  # resolve_name looks attributes up on whatever it is given
+        name = None
+    if name:
+        return str(name)
+    owner = getattr(func, "__module__", None) or "torch"
+    return f"{owner}.{getattr(func, '__qualname__', getattr(func, '__name__', repr(func)))}"
+
+
+@functools.lru_cache(maxsize=4096)
+def short_name(func: Any) -> str:
+    """Name a torch function without its path: "linear", "__getitem__"."""
+    return str(getattr(func, "__name__", "")) or function_name(func).rsplit(".", 1)[-1]
+
+
+def is_read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a call's result is a Python value that depends on content."""
+    return short_name(func) in VALUE_READS
+
+
+def is_shape_read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a call's result has a shape that depends on content."""
+    name = short_name(func)
+    if name in SHAPE_READS:
+        return True
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name == "repeat_interleave":
+        repeats = kwargs.get("repeats", args[1] if len(args) > 1 else None)
+        return "output_size" not in kwargs and (
+            isinstance(repeats, torch.Tensor) and repeats.dim() > 0 or (repeats is None and len(args) == 1)
+        )
+    if name == "__getitem__" and len(args) == 2:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) and i.dim() > 0 for i in index)
+    return False
+
+
+def tensors_of(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Collect the tensors of nested tuples, lists, dicts and slices, in order."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            tensors_of(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            tensors_of(item, found)
+    elif isinstance(value, slice):
+        tensors_of((value.start, value.stop, value.step), found)
+    return found
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Rebuild nested tuples, lists, dicts and slices with each tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        items = [map_tensors(item, change) for item in value]
+        # named tuples (torch.return_types included) are built from one sequence or from fields
+        if type(value) is tuple:
+            return tuple(items)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # type: ignore[call-arg,arg-type]
+    if isinstance(value, list):
+        return [map_tensors(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(map_tensors(part, change) for part in (value.start, value.stop, value.step)))
+    return value
+
+
+class Frame:
+    """One module call in progress: its position, its path and how many events it has had."""
+
+    __slots__ = ("count", "path", "position")
+
+    def __init__(self, position: Position, path: str) -> None:
+        self.position = position
+        self.path = path
+        self.count = 0
+
+
+class Walk(TorchFunctionMode):
+    """Sees each torch call and each module call of the block it surrounds, in program order.
+
+    A subclass says what happens at a call (`on_call`) and at a module's call (`on_module`). Facts about a tensor that
+    are not its content (shape, dtype) pass through and have no position; `fact` may change the answer.
+    While the block runs, `nn.Module.__call__` and `autograd.Function.apply` are replaced on their classes, for this
+    thread only in effect, as torch.fx does.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.frames = [Frame((), "")]
+        self.thread = threading.get_ident()
+        self.paused = False
+
+    # what a subclass decides
+
+    def on_call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute one torch call; its own torch calls are not seen."""
+        return func(*args, **kwargs)
+
+    def on_module(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Carry out one module call; `run()` runs the module's own Python under this walk."""
+        return run()
+
+    def fact(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a question about a tensor that is not about its content."""
+        return func(*args, **kwargs)
+
+    # the machinery
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Route one torch call (torch's protocol for modes)."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = func.__self__.__name__
+            if name not in TENSOR_GETTERS:
+                return self.fact(func, name, args, kwargs)
+        elif name in ("__set__", "_set_grad_enabled") or func in PLAIN_METHODS:
+            return self.fact(func, name, args, kwargs)
+        return self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        frame = self.frames[-1]
+        result = self.on_call((*frame.position, frame.count), func, args, kwargs)
+        # a call is an event if it makes tensors or reads content; others (is_tensor, broadcast_shapes) are not
+        if isinstance(result, torch.Tensor) or is_read(func, args, kwargs) or tensors_of(result, []):
+            frame.count += 1
+        return result
+
+    def _module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        parent = self.frames[-1]
+        position = (*parent.position, parent.count)
+        parent.count += 1
+        path = self.paths.get(id(module), f"<{type(module).__name__}>")
+
+        def run() -> Any:
+            depth = len(self.frames)
+            self.frames.append(Frame(position, path))
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                del self.frames[depth:]
+
+        return self.on_module(position, module, run, args, kwargs)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let torch run at full speed, unseen, inside the block."""
+        super().__exit__(None, None, None)
+        self.paused = True
+        try:
+            yield
+        finally:
+            self.paused = False
+            super().__enter__()
+
+    @property
+    def module_path(self) -> str:
+        """Path of the module whose forward is running now; "" in the loss function."""
+        return self.frames[-1].path
+
+    def __enter__(self) -> Walk:
+        """Begin to see calls."""
+        self.thread = threading.get_ident()
+        original_call, original_apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+        self._originals = (original_call, original_apply)
+        walk = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if walk.paused or threading.get_ident() != walk.thread:
+                return original_call(module, *args, **kwargs)
+            return walk._module(original_call, module, args, kwargs)
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            function = original_apply.__get__(None, cls)
+            if walk.paused or threading.get_ident() != walk.thread or len(walk.frames) == 0:
+                return function(*args, **kwargs)
+            with walk.pause():
+                return walk._call(function, args, kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Leave torch as it was."""
+        super().__exit__(*exception)
+        nn.Module.__call__, torch.autograd.Function.apply = self._originals  # type: ignore[method-assign]
