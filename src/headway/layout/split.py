@@ -1,0 +1,228 @@
+"""Split: what each stage holds, receives and sends, as one frozen value that a plan file can carry."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.errors import SplitError
+from headway.graph.liveness import derived_since, last_uses, storage_writes
+from headway.graph.model import ModelGraph, Position, parse_position, position_text
+
+
+@dataclass(frozen=True, order=True)
+class Crossing:
+    """One tensor that goes from the stage that has it last to a stage that needs it.
+
+    It is named by the place where the program makes the tensor: there the receiving stage gets it, with the content
+    that it has at the cut.
+    """
+
+    position: Position
+    output: int  # which tensor of that call's result
+    source: int
+    target: int
+    differentiable: bool
+    written: bool  # the target (or a later stage) changes it in place, so it must not be a leaf there
+
+    @property
+    def key(self) -> tuple[Position, int]:
+        """Name of the tensor, the same on every stage."""
+        return (self.position, self.output)
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """One contiguous range of the program: [start, end) by position, end None for the last."""
+
+    index: int
+    start: Position
+    end: Position | None
+    parameters: tuple[str, ...]  # held, by first name
+    receives: tuple[Crossing, ...]
+    sends: tuple[Crossing, ...]
+    owned_buffers: tuple[str, ...]  # buffers that this stage changes
+
+
+@dataclass(frozen=True)
+class Split:
+    """The stages of a program, in order, and what all of them must know."""
+
+    stages: tuple[StagePart, ...]
+    state: tuple[str, ...] = ()  # buffers that the program changes
+    guarded: tuple[Position, ...] = ()  # module calls that are followed call by call
+    random: bool = False  # some call draws random numbers
+    reads: bool = False  # some call reads a value that depends on parameters
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (source stage, target stage) between which tensors go; neighbours also when values are read."""
+        pairs = {(c.source, c.target) for part in self.stages for c in part.sends}
+        if self.reads:
+            pairs |= {(s, s + 1) for s in range(len(self.stages) - 1)}
+        return tuple(sorted(pairs))
+
+    def crossings(self, source: int, target: int) -> tuple[Crossing, ...]:
+        """Tensors that go from one stage to another, in a fixed order."""
+        return tuple(sorted(c for c in self.stages[source].sends if c.target == target))
+
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        """Give for each parameter the stages that hold it; more than one for a tied parameter."""
+        table: dict[str, list[int]] = {}
+        for part in self.stages:
+            for name in part.parameters:
+                table.setdefault(name, []).append(part.index)
+        return {name: tuple(stages) for name, stages in table.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write as plain tables for a TOML file."""
+        return {
+            "state": list(self.state),
+            "guarded": [position_text(p) for p in self.guarded],
+            "random": self.random,
+            "reads": self.reads,
+            "stages": [
+                {
+                    "start": position_text(part.start),
+                    **({} if part.end is None else {"end": position_text(part.end)}),
+                    "parameters": list(part.parameters),
+                    "owned_buffers": list(part.owned_buffers),
+                    "sends": [
+                        {
+                            "position": position_text(c.position),
+                            "output": c.output,
+                            "target": c.target,
+                            "differentiable": c.differentiable,
+                            "written": c.written,
+                        }
+                        for c in part.sends
+                    ],
+                }
+                for part in self.stages
+            ],
+        }
+
+    @staticmethod
+    def from_dict(table: Mapping[str, Any]) -> Split:
+        """Read what `to_dict` wrote."""
+        rows = table["stages"]
+        sends = [
+            tuple(
+                Crossing(parse_position(c["position"]), c["output"], s, c["target"], c["differentiable"], c["written"])
+                for c in row["sends"]
+            )
+            for s, row in enumerate(rows)
+        ]
+        parts = tuple(
+            StagePart(
+                index=s,
+                start=parse_position(row["start"]),
+                end=parse_position(row["end"]) if "end" in row else None,
+                parameters=tuple(row["parameters"]),
+                receives=tuple(sorted(c for out in sends for c in out if c.target == s)),
+                sends=sends[s],
+                owned_buffers=tuple(row["owned_buffers"]),
+            )
+            for s, row in enumerate(rows)
+        )
+        guarded = tuple(parse_position(p) for p in table["guarded"])
+        return Split(parts, tuple(table["state"]), guarded, table["random"], table["reads"])
+
+
+def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
+    """Divide a program at cuts given by name (`Cut.name`), in program order.
+
+    Raises SplitError for a name that is no allowed cut of this model, or names out of order.
+    """
+    for name in cuts:
+        if name not in graph.cut:
+            near = [c.name for c in graph.cuts if c.name.split("#")[0] == name.split("#")[0].split("@")[0]][:5]
+            raise SplitError(
+                f"there is no cut named {name!r} in this model",
+                remedy=f"one of {', '.join(near or [c.name for c in graph.cuts[:5]])}",
+            )
+    starts = [graph.cut[name].index for name in cuts]
+    if starts != sorted(set(starts)):
+        raise SplitError(f"cuts are not in program order: {', '.join(cuts)}")
+    bounds = [0, *starts, len(graph.calls)]
+    sends = _crossings(graph, bounds)
+    parameters, buffers = _weights(graph, bounds)
+    positions: list[Position | None] = [(), *(graph.calls[i].position for i in starts), None]
+    parts = tuple(
+        StagePart(
+            index=s,
+            start=positions[s] or (),
+            end=positions[s + 1],
+            parameters=parameters[s],
+            receives=tuple(sorted(c for out in sends for c in out if c.target == s)),
+            sends=tuple(sorted(sends[s])),
+            owned_buffers=buffers[s],
+        )
+        for s in range(len(cuts) + 1)
+    )
+    return Split(
+        stages=parts,
+        state=tuple(sorted({b for call in graph.calls for b in call.written_buffers})),
+        guarded=tuple(m.position for m in graph.modules if m.guarded),
+        random=graph.random,
+        reads=any(call.reads_value for call in graph.calls),
+    )
+
+
+def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]:
+    """Find, for each stage, the tensors that it needs and that an earlier stage wrote last."""
+    calls, values = graph.calls, graph.values
+    since, writes = derived_since(calls, values), storage_writes(calls, values)
+    last = last_uses(calls, values, graph.extra.get("results", ()))
+    num_stages = len(bounds) - 1
+
+    def stage_of(index: int) -> int:
+        return min(bisect_right(bounds, index) - 1, num_stages - 1)
+
+    needed: list[dict[int, None]] = [{} for _ in range(num_stages)]
+    for call in calls:
+        for value in call.inputs:
+            needed[stage_of(call.index)].setdefault(value)
+    for value in graph.extra.get("results", ()):
+        needed[-1].setdefault(value)
+    sends: list[list[Crossing]] = [[] for _ in range(num_stages)]
+    for target in range(1, num_stages):
+        begin = bounds[target]
+        for number in needed[target]:
+            value, start = values[number], since[number]
+            if start is None or start >= begin or value.producer is None or value.producer >= begin:
+                continue
+            storage_written = writes.get(value.storage, [])
+            content = max([value.producer, *(w for w in storage_written if w < begin)])
+            source = stage_of(content)
+            later = any(w >= begin for w in storage_written) and last[number] >= begin
+            floating = value.dtype.startswith(("float", "bfloat", "complex"))
+            maker = calls[value.producer]
+            differentiable = floating and (value.requires_grad or bool(storage_written))
+            sends[source].append(Crossing(maker.position, value.output, source, target, differentiable, later))
+    return sends
+
+
+def _weights(graph: ModelGraph, bounds: Sequence[int]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """List what each stage holds; a parameter that no call uses stays with the first stage."""
+    num_stages = len(bounds) - 1
+    used: list[dict[str, None]] = [{} for _ in range(num_stages)]
+    written: list[dict[str, None]] = [{} for _ in range(num_stages)]
+    for stage in range(num_stages):
+        for call in graph.calls[bounds[stage] : bounds[stage + 1]]:
+            used[stage].update(dict.fromkeys(call.parameters))
+            written[stage].update(dict.fromkeys(call.written_buffers))
+    everywhere = {name for table in used for name in table}
+    order = {info.name: i for i, info in enumerate(graph.parameters)}
+    for info in graph.parameters:
+        if not info.is_buffer and info.name not in everywhere:
+            used[0].setdefault(info.name)
+    held = [tuple(sorted(table, key=order.__getitem__)) for table in used]
+    return held, [tuple(table) for table in written]
