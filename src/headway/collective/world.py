@@ -1,0 +1,351 @@
+"""World: this process among the others, its groups and its deadlines; a value that is passed in, never global."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from headway.errors import RankError
+
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+
+class Identity(Protocol):
+    """What World needs to know of `launch.identity.Identity`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def launcher(self) -> str: ...
+    @property
+    def master_address(self) -> str | None: ...
+    @property
+    def master_port(self) -> int | None: ...
+    @property
+    def run_directory(self) -> Path | None: ...
+
+
+class PeerError(RankError):
+    """Another rank was lost, or did not answer in time: a consequence, the first cause is on that rank.
+
+    `kind` is "lost" (its connection closed) or "late" (the deadline passed); `peers` are the ranks waited for.
+    """
+
+    consequence = True
+
+    def __init__(
+        self, fact: str, *, kind: str, peers: tuple[int, ...], place: str | None = None, remedy: str | None = None
+    ) -> None:
+        super().__init__(fact, place=place, remedy=remedy)
+        self.kind = kind
+        self.peers = peers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.fact, self.kind, self.peers, self.place, self.remedy)
+
+
+def _rebuild(
+    kind_of: type[PeerError], fact: str, kind: str, peers: tuple[int, ...], place: str | None, remedy: str | None
+) -> PeerError:
+    return kind_of(fact, kind=kind, peers=peers, place=place, remedy=remedy)
+
+
+def peer_error(
+    cause: BaseException, awaited: str, peers: tuple[int, ...], seconds: float, deadline: float
+) -> PeerError:
+    """Return the PeerError that says what was awaited, from whom and for how long; `cause` is torch's own error."""
+    text = str(cause)
+    late = isinstance(cause, TimeoutError) or "imed out" in text or "imeout" in text
+    who = f"rank {peers[0]}" if len(peers) == 1 else "one of ranks " + ", ".join(map(str, peers))
+    # gloo says "[file:line] what happened. This is typically caused by ..."; only the middle helps.
+    detail = text.split("] ", 1)[-1].split(" This is typically")[0].split("\n")[0][:120] or "no detail"
+    if late:
+        return PeerError(
+            f"{who} did not answer within {deadline:g} s",
+            kind="late",
+            peers=peers,
+            place=f"waiting for {awaited}, {seconds:.1f} s",
+            remedy=f"look at the log of {who} first; a longer deadline only helps when that rank was still at work",
+        )
+    return PeerError(
+        f"the connection to {who} was lost",
+        kind="lost",
+        peers=peers,
+        place=f"waiting for {awaited}, {seconds:.1f} s ({detail})",
+        remedy=f"look at the log of {who}: the first cause is there",
+    )
+
+
+class Pending:
+    """A collective or a message under way. It keeps its tensors alive until it has been waited for."""
+
+    __slots__ = ("_awaited", "_deadline", "_keep", "_peers", "_work")
+
+    def __init__(self, work: Any, awaited: str, peers: tuple[int, ...], deadline: float, keep: object = None) -> None:
+        self._work = work
+        self._awaited = awaited
+        self._peers = peers
+        self._deadline = deadline
+        self._keep = keep
+
+    def done(self) -> bool:
+        """Tell whether waiting would return at once (true after a failure too: then `wait` raises)."""
+        return self._work is None or bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """Wait until it is complete. Raises PeerError when a peer is lost, or after the deadline."""
+        if self._work is None:
+            return
+        started = time.monotonic()
+        try:
+            self._work.wait(timedelta(seconds=self._deadline))
+        except RuntimeError as cause:
+            spent = time.monotonic() - started
+            raise peer_error(cause, self._awaited, self._peers, spent, self._deadline) from cause
+        self._work = self._keep = None
+
+
+class Group:
+    """Some ranks that talk with each other: `ranks` in order, `index` of this rank among them (None: not a member)."""
+
+    __slots__ = ("handle", "index", "ranks")
+
+    def __init__(self, ranks: tuple[int, ...], index: int | None, handle: Any) -> None:
+        self.ranks = ranks
+        self.index = index
+        self.handle = handle
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.ranks)
+
+    def __repr__(self) -> str:
+        return f"Group{self.ranks}"
+
+
+class World:
+    """This process (`rank` of `size`), the device it computes on, and how it talks with the others.
+
+    Every wait ends after `deadline` seconds. With one process no group exists and every operation is a no-op.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        launcher: str = "alone",
+        device: torch.device | None = None,
+        deadline: float = 300.0,
+        owns_default_group: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.launcher = launcher
+        self.device = torch.device("cpu") if device is None else device
+        self.deadline = deadline
+        self._owns_default_group = owns_default_group
+        self._groups: dict[tuple[int, ...], Group] = {}
+        everyone = tuple(range(size))
+        self.everyone = Group(everyone, rank, dist.group.WORLD if size > 1 else None)
+        self._groups[everyone] = self.everyone
+
+    @classmethod
+    def start(cls, identity: Identity, *, deadline: float = 300.0, device: torch.device | None = None) -> World:
+        """Join the other ranks that `identity` tells of, and return this rank's World.
+
+        An initialised default group is used as it is (the user's own script made it). Raises PeerError when the
+        others do not come within `deadline` seconds.
+        """
+        device = pick_device(identity.local_rank) if device is None else device
+        if dist.is_available() and dist.is_initialized():
+            return cls(
+                rank=dist.get_rank(),
+                size=dist.get_world_size(),
+                local_rank=identity.local_rank,
+                launcher=identity.launcher,
+                device=device,
+                deadline=deadline,
+            )
+        if identity.size > 1:
+            _join(identity, device, deadline)
+        return cls(
+            rank=identity.rank,
+            size=identity.size,
+            local_rank=identity.local_rank,
+            launcher=identity.launcher,
+            device=device,
+            deadline=deadline,
+            owns_default_group=identity.size > 1,
+        )
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Return the group of these ranks, made once per set. Every rank of the world asks, in the same order."""
+        key = tuple(sorted(set(ranks)))
+        if not key or key[0] < 0 or key[-1] >= self.size:
+            raise RankError(
+                f"no group of ranks {tuple(ranks)} in a world of {self.size}", remedy=f"ranks are 0..{self.size - 1}"
+            )
+        found = self._groups.get(key)
+        if found is None:
+            handle = None
+            if len(key) > 1:
+                handle = self._guard(
+                    f"the group {key}", key, lambda: dist.new_group(list(key), timeout=timedelta(seconds=self.deadline))
+                )
+            found = Group(key, key.index(self.rank) if self.rank in key else None, handle)
+            self._groups[key] = found
+        return found
+
+    # ---- collectives. All members call them in the same order; group=None means everyone.
+
+    def all_reduce(self, tensor: torch.Tensor, group: Group | None = None, op: str = "sum") -> torch.Tensor:
+        """Reduce `tensor` in place over the group ("sum", "max", "min", "product") and return it."""
+        self.start_all_reduce(tensor, group, op).wait()
+        return tensor
+
+    def start_all_reduce(
+        self, tensor: torch.Tensor, group: Group | None = None, op: str = "sum", awaited: str = "an all-reduce"
+    ) -> Pending:
+        """Begin to reduce `tensor` in place over the group; it may be read after `wait` of what is returned."""
+        group = self._member(group)
+        if group.size == 1:
+            return Pending(None, awaited, (), self.deadline)
+        peers = self.others(group)
+        work = self._guard(
+            awaited, peers, lambda: dist.all_reduce(tensor, op=OPS[op], group=group.handle, async_op=True)
+        )
+        return Pending(work, awaited, peers, self.deadline, tensor)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
+        """Overwrite `tensor` with that of rank `source` (a rank of the world) and return it."""
+        group = self._member(group)
+        if group.size > 1:
+            peers = self.others(group) if source == self.rank else (source,)
+            work = self._guard(
+                "a broadcast", peers, lambda: dist.broadcast(tensor, src=source, group=group.handle, async_op=True)
+            )
+            Pending(work, f"a broadcast from rank {source}", peers, self.deadline, tensor).wait()
+        return tensor
+
+    def broadcast_object(self, value: Any, source: int = 0, group: Group | None = None) -> Any:
+        """Return rank `source`'s `value` (pickled) on every member."""
+        group = self._member(group)
+        if group.size == 1:
+            return value
+        payload = pickle.dumps(value) if self.rank == source else b""
+        size = torch.tensor([len(payload)], device=self.device)
+        self.broadcast(size, source, group)
+        buffer = torch.empty(int(size.item()), dtype=torch.uint8, device=self.device)
+        if self.rank == source:
+            buffer.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+        self.broadcast(buffer, source, group)
+        return value if self.rank == source else pickle.loads(buffer.cpu().numpy().tobytes())
+
+    def gather_objects(self, value: Any, group: Group | None = None) -> list[Any]:
+        """Return the `value` of each member (pickled), in the order of the group's ranks, on every member."""
+        group = self._member(group)
+        if group.size == 1:
+            return [value]
+        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self.device)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in group.ranks]
+        self._all_gather(sizes, torch.tensor([payload.numel()], device=self.device), group)
+        longest = max(int(size.item()) for size in sizes)
+        mine = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        mine[: payload.numel()] = payload
+        parts = [torch.empty_like(mine) for _ in group.ranks]
+        self._all_gather(parts, mine, group)
+        return [
+            pickle.loads(part[: int(size.item())].cpu().numpy().tobytes())
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def barrier(self, group: Group | None = None) -> None:
+        """Wait until every member has come here."""
+        self.start_all_reduce(torch.zeros(1, device=self.device), group, awaited="a barrier").wait()
+
+    def close(self) -> None:
+        """Leave the others, if this World joined them. Messages under way are lost."""
+        if self._owns_default_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns_default_group = False
+
+    def others(self, group: Group) -> tuple[int, ...]:
+        """Return the ranks of the group other than this one."""
+        return tuple(rank for rank in group.ranks if rank != self.rank)
+
+    def _all_gather(self, parts: list[torch.Tensor], mine: torch.Tensor, group: Group) -> None:
+        peers = self.others(group)
+        work = self._guard("a gather", peers, lambda: dist.all_gather(parts, mine, group=group.handle, async_op=True))
+        Pending(work, "a gather", peers, self.deadline, (parts, mine)).wait()
+
+    def _member(self, group: Group | None) -> Group:
+        group = self.everyone if group is None else group
+        if group.index is None:
+            raise RankError(f"rank {self.rank} is not in the group of ranks {group.ranks}")
+        return group
+
+    def _guard(self, awaited: str, peers: tuple[int, ...], call: Any) -> Any:
+        """Call torch; a connection that is already broken raises there and then, as a PeerError."""
+        started = time.monotonic()
+        try:
+            return call()
+        except RuntimeError as cause:
+            raise peer_error(cause, awaited, peers, time.monotonic() - started, self.deadline) from cause
+
+
+def pick_device(local_rank: int) -> torch.device:
+    """Return this process's device: its own accelerator when there is one for it, else the CPU."""
+    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+def _join(identity: Identity, device: torch.device, deadline: float) -> None:
+    """Initialise torch's default group: by address and port, or through a file in the run's directory."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    settings: dict[str, Any] = {
+        "backend": "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        "timeout": timedelta(seconds=deadline),
+        "device_id": device if device.type == "cuda" else None,
+    }
+    if identity.launcher == "torchrun":
+        # torchrun's agent may hold the store already; only torch's own reader of its variables knows.
+        settings["init_method"] = "env://"
+    else:
+        settings |= {"rank": identity.rank, "world_size": identity.size}
+        if identity.master_address is not None and identity.master_port is not None:
+            settings["init_method"] = f"tcp://{identity.master_address}:{identity.master_port}"
+        elif identity.run_directory is not None:
+            settings["store"] = dist.FileStore(str(Path(identity.run_directory) / "rendezvous"), identity.size)
+        else:
+            raise RankError(
+                f"rank {identity.rank} of {identity.size} does not know where the others are",
+                remedy="start the script with `headway run -n N script.py`, torchrun or srun",
+            )
+    started = time.monotonic()
+    peers = tuple(rank for rank in range(identity.size) if rank != identity.rank)
+    try:
+        dist.init_process_group(**settings)
+    except RuntimeError as cause:
+        raise peer_error(cause, "all ranks to start", peers, time.monotonic() - started, deadline) from cause
