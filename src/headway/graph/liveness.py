@@ -91,7 +91,8 @@ def allowed_cuts(
         else:
             boundary = tuple(live)
             size = sum(values[v].bytes for v in boundary)
-            cuts.append(Cut(names[call.index], call.index, call.position, boundary, size))
+            name, position = names[call.index]
+            cuts.append(Cut(name, call.index, position, boundary, size))
     return tuple(cuts), tuple(refused)
 
 
@@ -138,22 +139,26 @@ def guarded_modules(
     return result
 
 
-def _cut_names(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int, str]:
-    """Name each call's place: the outermost module that begins with it, else its module and event number."""
+def _cut_names(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int, tuple[str, Position]]:
+    """Name each call's place: the outermost module that begins with it, else its module and event number.
+
+    A module begins with its first call that depends on parameters; then the stage begins with the module's call.
+    """
     by_position: dict[Position, ModuleCall] = {m.position: m for m in modules}
     first_derived: dict[Position, int] = {}
     for call in calls:
         if call.derived:
             for depth in range(1, len(call.position)):
                 first_derived.setdefault(call.position[:depth], call.index)
-    names: dict[int, str] = {}
+    names: dict[int, tuple[str, Position]] = {}
     taken: set[str] = set()
     for call in calls:
-        name = ""
+        name, position = "", call.position
         for depth in range(1, len(call.position)):
             module = by_position.get(call.position[:depth])
             if module and first_derived.get(module.position) == call.index and module.path:
                 name = module.path + (f"*{module.occurrence}" if module.occurrence else "")
+                position = module.position
                 break
         if not name:
             module = by_position.get(call.position[:-1])
@@ -163,5 +168,5 @@ def _cut_names(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int
         if name in taken:
             name = f"{name}@{position_text(call.position)}"
         taken.add(name)
-        names[call.index] = name
+        names[call.index] = (name, position)
     return names

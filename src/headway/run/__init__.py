@@ -1,0 +1,1 @@
+"""Do it: cut batches, run stages, walk the schedule, keep the numbers those of one process."""

@@ -1,0 +1,114 @@
+"""Randomness: the same dropout masks under every plan, because each sample draws its own."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from headway.graph.chance import argument
+from headway.graph.model import Position
+from headway.graph.walk import short_name
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What decides the random numbers of one micro-batch: the seed, the step and which samples of the global batch.
+
+    A draw for sample i at a place of the program depends on (seed, step, place, i) alone, so it is the same in
+    whichever micro-batch, copy or stage the sample runs.
+    """
+
+    seed: int
+    step: int
+    first: int  # number of the first sample within the global batch
+    samples: int
+
+    def number(self, *parts: object) -> int:
+        """Mix the seed, the step and `parts` into 63 bits."""
+        text = repr((self.seed, self.step, *parts)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+    def call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute one random torch call.
+
+        Dropout draws a mask for each sample (rows along dim 0 that are a multiple of the samples: tokens of a sample
+        are neighbours). Any other call draws from a generator seeded by its place, the step and its first sample.
+        """
+        name = short_name(func)
+        if name in ("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"):
+            given = argument(args, kwargs, 0, "input", None)
+            if given.dim() and given.shape[0] % self.samples == 0:
+                return self._dropout(position, name, given, args, kwargs)
+        if name == "scaled_dot_product_attention" and args and args[0].shape[0] % self.samples == 0:
+            return self._attention(position, args, kwargs)
+        torch.manual_seed(self.number(position, self.first))
+        return func(*args, **kwargs)
+
+    def keep(self, position: Position, shape: torch.Size, p: float, like: torch.Tensor) -> torch.Tensor:
+        """Draw which elements stay: ones and zeros of `shape`, scaled by 1 / (1 - p).
+
+        `shape` begins with samples x k rows.
+        """
+        rows = shape[0] // self.samples
+        mask = torch.empty(shape, dtype=like.dtype, device=like.device)
+        generator = torch.Generator(device=like.device)
+        for i in range(self.samples):
+            generator.manual_seed(self.number(position, "sample", self.first + i))
+            mask[i * rows : (i + 1) * rows].bernoulli_(1.0 - p, generator=generator)
+        return mask.div_(1.0 - p) if p < 1 else mask
+
+    def _dropout(self, position: Position, name: str, given: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
+        p = float(argument(args, kwargs, 1, "p", 0.5))
+        inplace = name == "dropout_" or bool(argument(args, kwargs, 3, "inplace", False))
+        # the d-dimensional kinds drop whole channels: [samples, channels, ...]
+        channels = name not in ("dropout", "dropout_")
+        shape = given.shape[:2] + (1,) * (given.dim() - 2) if channels else given.shape
+        mask = self.keep(position, torch.Size(shape), p, given)
+        return given.mul_(mask) if inplace else given * mask
+
+    def _attention(self, position: Position, args: Any, kwargs: Any) -> torch.Tensor:
+        """Attention with dropped weights, softmax(q k' / sqrt(d) + mask) as torch documents it."""
+        query, key, value = args[:3]
+        mask = argument(args, kwargs, 3, "attn_mask", None)
+        p = float(argument(args, kwargs, 4, "dropout_p", 0.0))
+        scale = kwargs.get("scale") or query.shape[-1] ** -0.5
+        if kwargs.get("enable_gqa"):
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        scores = query @ key.transpose(-2, -1) * scale
+        if argument(args, kwargs, 5, "is_causal", False):
+            causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            scores = scores.masked_fill(~causal, float("-inf"))
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
+        weights = functional.softmax(scores, dim=-1)
+        return weights * self.keep(position, weights.shape, p, weights) @ value
+
+
+@contextmanager
+def seeded(number: int) -> Iterator[None]:
+    """Seed torch's, Python's and numpy's generators inside the block, and put their states back after it."""
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng():
+        torch.manual_seed(number)
+        random.seed(number)
+        if numpy:
+            numpy.random.seed(number % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy and numpy_state is not None:
+                numpy.random.set_state(numpy_state)
+
+
