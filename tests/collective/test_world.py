@@ -7,10 +7,10 @@ import time
 
 import pytest
 import torch
-from tests.several.ranks import on_ranks, outcomes_on_ranks
 
 from headway.collective.world import PeerError, World
 from headway.errors import RankError
+from tests.several.ranks import on_ranks, outcomes_on_ranks
 
 
 def talk(world: World) -> tuple:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -209,7 +209,7 @@ class World:
         if found is None:
             handle = None
             if len(key) > 1:
-                handle = self._guard(
+                handle = self.guard(
                     f"the group {key}", key, lambda: dist.new_group(list(key), timeout=timedelta(seconds=self.deadline))
                 )
             found = Group(key, key.index(self.rank) if self.rank in key else None, handle)
@@ -231,7 +231,7 @@ class World:
         if group.size == 1:
             return Pending(None, awaited, (), self.deadline)
         peers = self.others(group)
-        work = self._guard(
+        work = self.guard(
             awaited, peers, lambda: dist.all_reduce(tensor, op=OPS[op], group=group.handle, async_op=True)
         )
         return Pending(work, awaited, peers, self.deadline, tensor)
@@ -241,7 +241,7 @@ class World:
         group = self._member(group)
         if group.size > 1:
             peers = self.others(group) if source == self.rank else (source,)
-            work = self._guard(
+            work = self.guard(
                 "a broadcast", peers, lambda: dist.broadcast(tensor, src=source, group=group.handle, async_op=True)
             )
             Pending(work, f"a broadcast from rank {source}", peers, self.deadline, tensor).wait()
@@ -295,7 +295,7 @@ class World:
 
     def _all_gather(self, parts: list[torch.Tensor], mine: torch.Tensor, group: Group) -> None:
         peers = self.others(group)
-        work = self._guard("a gather", peers, lambda: dist.all_gather(parts, mine, group=group.handle, async_op=True))
+        work = self.guard("a gather", peers, lambda: dist.all_gather(parts, mine, group=group.handle, async_op=True))
         Pending(work, "a gather", peers, self.deadline, (parts, mine)).wait()
 
     def _member(self, group: Group | None) -> Group:
@@ -304,7 +304,7 @@ class World:
             raise RankError(f"rank {self.rank} is not in the group of ranks {group.ranks}")
         return group
 
-    def _guard(self, awaited: str, peers: tuple[int, ...], call: Any) -> Any:
+    def guard(self, awaited: str, peers: tuple[int, ...], call: Callable[[], Any]) -> Any:
         """Call torch; a connection that is already broken raises there and then, as a PeerError."""
         started = time.monotonic()
         try:

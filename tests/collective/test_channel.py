@@ -1,0 +1,193 @@
+"""Channel between real processes: any tensor, any order, mismatches and losses named, nothing kept too long."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import time
+
+import pytest
+import torch
+
+from headway.collective.channel import DTYPES, Channel, Signature, signature_of
+from headway.collective.world import PeerError, World
+from headway.errors import RankError
+from tests.several.ranks import on_ranks, outcomes_on_ranks
+
+
+def random_tensor(rng: random.Random, dtype: torch.dtype) -> torch.Tensor:
+    shape = [rng.choice([0, 1, 2, 3, 5, 17, 130]) for _ in range(rng.randrange(4))]
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    tensor = (torch.rand(shape, generator=generator) * 100).to(dtype)
+    return tensor.transpose(0, -1) if len(shape) > 1 and rng.random() < 0.5 else tensor
+
+
+def random_messages(seed: int) -> list[tuple[list[torch.Tensor], bytes]]:
+    rng = random.Random(seed)
+    dtypes = [dtype for dtype in DTYPES if dtype != torch.complex32]
+    sizes = [0, 0, 3, 400, 700, 5000]
+    return [
+        ([random_tensor(rng, rng.choice(dtypes)) for _ in range(rng.randrange(5))], rng.randbytes(rng.choice(sizes)))
+        for _ in range(60)
+    ]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def any_message(world: World, seed: int) -> int:
+    channel = Channel(world, 0, 1, tag_base=5)
+    messages = random_messages(seed)
+    rng = random.Random(seed + 1)
+    if world.rank == 0:
+        for micro, (tensors, note) in enumerate(messages):
+            channel.send(micro, tensors, note)
+        channel.flush()
+        return channel.under_way
+    order = list(range(len(messages)))
+    known = [rng.random() < 0.5 for _ in messages]
+    for micro, (tensors, _) in enumerate(messages):
+        if known[micro]:
+            channel.post(micro, signature_of(tensors))
+    rng.shuffle(order)
+    for micro in order:
+        tensors, note = channel.receive(micro)
+        assert note == messages[micro][1]
+        assert signature_of(tensors) == signature_of(messages[micro][0])
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        assert [raw(a) for a in tensors] == [raw(b) for b in messages[micro][0]], (micro, known[micro])
+    return 0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_any_tensors_arrive_in_any_order(seed: int) -> None:
+    assert on_ranks(2, any_message, seed) == [0, 0]
+
+
+def both_ways(world: World, count: int) -> float:
+    """Both ranks send everything before either receives anything."""
+    there, back = Channel(world, 0, 1, 0), Channel(world, 1, 0, 1)
+    out, into = (there, back) if world.rank == 0 else (back, there)
+    for step in range(2):
+        for micro in range(count):
+            out.send(micro, [torch.full((64, 1024), float(world.rank + micro + step))], b"n%d" % micro)
+        for micro in range(count):
+            (tensor,), note = into.receive(micro)
+            assert note == b"n%d" % micro
+            assert torch.equal(tensor, torch.full((64, 1024), float(1 - world.rank + micro + step)))
+    out.flush()
+    return out.under_way
+
+
+def test_64_micro_batches_in_flight_both_ways() -> None:
+    assert on_ranks(2, both_ways, 64) == [0, 0]
+
+
+def sender_lets_go(world: World) -> int:
+    channel, back = Channel(world, 0, 1, 0), Channel(world, 1, 0, 1)
+    most = 0
+    for micro in range(30):
+        if world.rank == 0:
+            channel.send(micro, [torch.ones(1 << 16)])
+            if micro >= 2:
+                (answer,), _ = back.receive(micro - 2)
+            time.sleep(0.002)
+            most = max(most, channel.under_way)
+        else:
+            (tensor,), _ = channel.receive(micro)
+            back.send(micro, [tensor[:1]])
+    return most
+
+
+def test_sent_tensors_do_not_pile_up() -> None:
+    assert on_ranks(2, sender_lets_go)[0] <= 8  # two messages of two parts, and a thread that runs a little later
+
+
+def mismatch(world: World) -> str:
+    channel = Channel(world, 0, 1, 3)
+    if world.rank == 0:
+        channel.send(0, [torch.ones(8, 4096)], b"x")  # larger than posted: gloo alone would end the process
+        channel.send(1, [torch.ones(2, dtype=torch.int64)])
+        world.barrier()
+        return ""
+    texts = []
+    expected: list[Signature] = [((torch.float32, (8, 64)),), ((torch.float32, (2,)), (torch.bool, ()))]
+    for micro in range(2):
+        channel.post(micro, expected[micro])
+        with pytest.raises(RankError) as caught:
+            channel.receive(micro)
+        assert not getattr(caught.value, "consequence", False)
+        texts.append(str(caught.value))
+    world.barrier()
+    return "\n".join(texts)
+
+
+def test_a_mismatch_names_both() -> None:
+    text = on_ranks(2, mismatch)[1]
+    assert "rank 0 sent float32 [8, 4096] for micro-batch 0, rank 1 expected float32 [8, 64]" in text
+    assert "rank 0 sent int64 [2] for micro-batch 1, rank 1 expected float32 [2], bool []" in text
+    assert "channel 0->1" in text
+
+
+def dies_while_awaited(world: World) -> None:
+    world.barrier()
+    channel = Channel(world, 0, 1, 0)
+    if world.rank == 0:
+        channel.send(0, [torch.ones(100)])
+        time.sleep(0.5)
+        os._exit(9)
+    channel.post(0, ((torch.float32, (100,)),))
+    channel.post(1, ((torch.float32, (100,)),))
+    channel.receive(0)
+    channel.receive(1)
+
+
+def test_a_sender_that_dies_is_named() -> None:
+    outcomes = outcomes_on_ranks(2, dies_while_awaited, deadline=30.0)
+    error = outcomes[1].error
+    assert outcomes[0].code == 9 and isinstance(error, PeerError)
+    assert error.kind == "lost" and error.peers == (0,) and outcomes[1].seconds < 6
+    assert "micro-batch 1" in str(error) and "channel 0->1" in str(error)
+
+
+def never_sends(world: World) -> None:
+    channel = Channel(world, 0, 1, 0)
+    if world.rank == 0:
+        channel.send(7, [torch.ones(1)])
+        time.sleep(2.0)
+        os._exit(0)
+    channel.receive(3)
+
+
+def test_the_deadline_names_what_was_awaited_and_what_came_instead() -> None:
+    error = outcomes_on_ranks(2, never_sends, deadline=1.0)[1].error
+    assert isinstance(error, PeerError) and error.kind == "late"
+    text = str(error)
+    assert "rank 0 did not answer within 1 s" in text
+    assert "micro-batch 3 on channel 0->1" in text and "came instead: micro-batch 7" in text
+    assert str(pickle.loads(pickle.dumps(error))) == text
+
+
+def never_takes(world: World) -> None:
+    channel = Channel(world, 0, 1, 0)
+    if world.rank == 1:
+        time.sleep(2.5)
+        os._exit(0)
+    channel.send(0, [torch.ones(1 << 20)])
+    channel.flush()
+
+
+def test_a_receiver_that_never_takes_is_named() -> None:
+    error = outcomes_on_ranks(2, never_takes, deadline=1.0)[0].error
+    assert isinstance(error, PeerError) and error.peers == (1,)
+    assert "rank 1 to take" in str(error)
+
+
+def test_misuse() -> None:
+    world = World()
+    with pytest.raises(ValueError, match="no end of a channel"):
+        Channel(world, 1, 2, 0)
+    with pytest.raises(ValueError, match="tag_base"):
+        Channel(world, 0, 1, 5000)
