@@ -128,7 +128,10 @@ class Verified:
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank failed. `consequence` says that it failed because another rank did."""
+    """A rank failed. `message` is shown as it is; `place` is the line of user code.
+
+    `consequence` says that it failed because another rank did; `waiting` is then what it was waiting for.
+    """
 
     kind: str
     message: str
@@ -137,6 +140,7 @@ class Failed:
     exit_code: int = 1
     consequence: bool = False
     step: int | None = None
+    waiting: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,9 +150,7 @@ class RunEnded:
     exit_code: int = 0
 
 
-Event = (
-    RunStarted | PlanChosen | StepDone | PlannedBesideHappened | TimelineSeen | Verified | Failed | RunEnded
-)  # fmt: skip
+Event = RunStarted | PlanChosen | StepDone | PlannedBesideHappened | TimelineSeen | Verified | Failed | RunEnded
 
 _KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind

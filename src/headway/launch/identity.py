@@ -18,6 +18,7 @@ DEVICE_MEMORY = "HEADWAY_DEVICE_MEMORY"
 DEADLINE = "HEADWAY_DEADLINE"
 LAUNCHER = "HEADWAY_LAUNCHER"
 PLAN_REQUEST = "HEADWAY_PLAN_REQUEST"
+LISTENING_SOCKET = "HEADWAY_LISTENING_SOCKET"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ def identify(environ: Mapping[str, str] | None = None) -> Identity:
         device_memory=_number(environ, DEVICE_MEMORY) if DEVICE_MEMORY in environ else None,
         deadline=float(environ[DEADLINE]) if DEADLINE in environ else None,
     )
+
+
+def listening_socket(environ: Mapping[str, str] | None = None) -> int | None:
+    """Give the file descriptor of the socket on which rank 0 hosts the meeting point; None on other ranks."""
+    environ = os.environ if environ is None else environ
+    return _number(environ, LISTENING_SOCKET) if LISTENING_SOCKET in environ else None
 
 
 def describe(identity: Identity, cluster_text: str) -> str:
