@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
