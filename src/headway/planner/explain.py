@@ -91,7 +91,7 @@ def _instead(plan: Plan, other: RunnerUp) -> str:
 
 def _stage_table(plan: Plan) -> list[str]:
     head = ("stage", "begins at", "calls", "forward", "backward", "reduce", "update", "static", "activations", "peak")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for index, stage in enumerate(plan.stages):
         begins = plan.cuts[index - 1] if index else "the batch"
         times = (stage.forward, stage.backward, stage.reduce, stage.update)
@@ -105,6 +105,7 @@ def _stage_table(plan: Plan) -> list[str]:
 def _message(plan: Plan, index: int) -> str:
     message = plan.messages[index]
     return (
-        f"stage {message.source} -> {message.target}: {format_bytes(message.forward_bytes)} a micro-batch, "
-        f"{format_bytes(message.backward_bytes)} back, {format_seconds(message.seconds)} each"
+        f"stage {message.source} -> {message.target}, each micro-batch: "
+        f"{format_bytes(message.forward_bytes)} in {format_seconds(message.forward_seconds)}, "
+        f"back {format_bytes(message.backward_bytes)} in {format_seconds(message.backward_seconds)}"
     )

@@ -14,46 +14,12 @@ from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.layout.split import Split
 from headway.planner import explain as _explain
+from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
 from headway.planner.fingerprint import Fingerprint, compare, fingerprint
 from headway.schedule.action import Schedule
-from headway.schedule.build import BUILDERS
-from headway.schedule.lower import lower
 from headway.schedule.simulate import Costs, Timeline, simulate
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class StageEstimate:
-    """What one stage is expected to cost on each rank that holds it: seconds and bytes.
-
-    `forward`, `backward`: seconds for one micro-batch; `reduce`: seconds of gradient reduction that backward does not
-    hide; `update`: seconds of the optimizer's step. `static_bytes` stay for the whole step (parameters, gradients,
-    optimizer states, batch, runtime); `activation_bytes` are kept for each micro-batch between its F and its B;
-    `temporary_bytes` come and go within one action; `build_bytes` are needed once, while the whole model still exists.
-    """
-
-    forward: float
-    backward: float
-    reduce: float
-    update: float
-    parameter_bytes: int
-    static_bytes: int
-    activation_bytes: int
-    temporary_bytes: int
-    build_bytes: int
-    num_calls: int
-
-
-@dataclass(frozen=True)
-class MessageEstimate:
-    """What crosses from stage `source` to stage `target` for one micro-batch: bytes each way, seconds each."""
-
-    source: int
-    target: int
-    forward_bytes: int
-    backward_bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -106,7 +72,6 @@ class Plan:
     binding: str = ""
     stages: tuple[StageEstimate, ...] = ()
     messages: tuple[MessageEstimate, ...] = ()
-    gap: float = 0.0
 
     @property
     def size(self) -> int:
@@ -121,7 +86,7 @@ class Plan:
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """Pairs (source stage, target stage) between which activations cross."""
-        return tuple((message.source, message.target) for message in self.messages)
+        return self.split.edges if self.split else ()
 
     @property
     def update_seconds(self) -> float:
@@ -134,23 +99,24 @@ class Plan:
 
     def micro_batches_of(self, copy: int) -> tuple[int, ...]:
         """Return the sizes of a copy's micro-batches, in samples."""
-        return micro_batches(self.samples_of(copy), self.num_micro_batches)
+        return micro_batches(self.samples_of(copy), self.num_micro_batches, self.micro_batch)
 
     @cached_property
     def lowered(self) -> Schedule:
-        """The schedule with its messages and reductions."""
-        built = BUILDERS[self.schedule](self.pipeline, self.num_micro_batches)
-        return lower(built, self.edges, reduce=self.data > 1)
+        """The schedule with its messages and reductions. Raises PlanError for a plan without a split."""
+        if self.split is None:
+            raise PlanError("a plan written by hand has no split", remedy="headway.plan(model, loss, batch, fixed=...)")
+        return lowered(self.schedule, self.split, self.num_micro_batches, self.data)
 
     @cached_property
     def costs(self) -> Costs:
         """The estimates in the form that the simulator takes."""
-        return costs_of(self.stages, self.messages, self.gap)
+        return costs_of(self.stages, self.messages)
 
     @cached_property
     def timeline(self) -> Timeline | None:
         """The predicted schedule of one step as spans of work on each pipeline rank; None without estimates."""
-        return simulate(self.lowered, self.costs) if self.stages else None
+        return simulate(self.lowered, self.costs) if self.stages and self.split else None
 
     def check_fingerprint(self, graph: ModelGraph, cluster: Cluster) -> None:
         """Raise PlanError naming the difference when the plan was made for another model, batch or cluster."""
@@ -194,38 +160,24 @@ def shares(total: int, parts: int) -> tuple[int, ...]:
     return tuple(least + 1 if part < more else least for part in range(parts))
 
 
-def micro_batches(samples: int, count: int) -> tuple[int, ...]:
-    """Cut a copy's samples into `count` micro-batches of at most m = ceil(samples / count).
+def micro_batches(samples: int, count: int, largest: int | None = None) -> tuple[int, ...]:
+    """Cut a copy's samples into `count` micro-batches of at most m = `largest`, by default ceil(samples / count).
 
     Sizes are m, m, ..., rest when that makes `count` of them, else they differ by at most one, larger first.
-    Raises PlanError when there are fewer samples than micro-batches.
+    Raises PlanError when there are fewer samples than micro-batches, or more than fit.
     """
-    if not 1 <= count <= samples:
+    most = -(-samples // count) if largest is None and count > 0 else largest or 0
+    if not 1 <= count <= samples or most * count < samples:
         raise PlanError(
-            f"{samples} samples cannot be cut into {count} micro-batches",
+            f"{samples} samples cannot be cut into {count} micro-batches"
+            + (f" of at most {largest}" if largest is not None and 1 <= count <= samples else ""),
             place="num_micro_batches",
-            remedy=f"between 1 and {samples}",
+            remedy=f"between 1 and {samples} micro-batches, with room for every sample",
         )
-    largest = -(-samples // count)
-    full, rest = divmod(samples, largest)
+    full, rest = divmod(samples, most)
     if full + (rest > 0) == count:
-        return (largest,) * full + ((rest,) if rest else ())
+        return (most,) * full + ((rest,) if rest else ())
     return shares(samples, count)
-
-
-def costs_of(stages: tuple[StageEstimate, ...], messages: tuple[MessageEstimate, ...], gap: float) -> Costs:
-    """Turn estimates into the simulator's costs."""
-    return Costs(
-        forward=tuple(stage.forward for stage in stages),
-        backward=tuple(stage.backward for stage in stages),
-        message={(message.source, message.target): message.seconds for message in messages},
-        reduce=tuple(stage.reduce for stage in stages),
-        static_bytes=tuple(stage.static_bytes for stage in stages),
-        activation_bytes=tuple(stage.activation_bytes for stage in stages),
-        boundary_bytes={(message.source, message.target): message.forward_bytes for message in messages},
-        temporary_bytes=tuple(stage.temporary_bytes for stage in stages),
-        gap=gap,
-    )
 
 
 def _plain(plan: Plan) -> dict[str, Any]:
@@ -250,7 +202,7 @@ def _from_plain(values: Mapping[str, Any]) -> Plan:
     if unknown or values.get("format", FORMAT) != FORMAT:
         what = f"unknown fields {', '.join(unknown)}" if unknown else f"format {values['format']}, not {FORMAT}"
         raise PlanError(f"the plan file has {what}", remedy=f"fields of a plan are {', '.join(sorted(known))}")
-    arguments = {
+    arguments: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "format"
     }
     if "split" in arguments:

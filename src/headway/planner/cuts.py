@@ -1,0 +1,135 @@
+"""Where a candidate is cut: the exact balancer under memory limits, checked against the exact memory of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from headway.cost.memory import batch_bytes, runtime_bytes
+from headway.errors import PlanError
+from headway.graph.model import ModelGraph
+from headway.layout.partition import balance
+from headway.planner.price import Choice, Priced, Program, Setting, price
+from headway.schedule.action import Kind
+from headway.schedule.build import BUILDERS
+
+ATTEMPTS = 6
+"""The balancer's memory adds up over calls; the exact one does not, so limits are tightened this often at most."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of the parameters that a range of calls uses, with gradients and states, each parameter once."""
+
+    before: tuple[int, ...]  # [calls + 1] bytes at every use of calls before each
+    again: tuple[tuple[int, int, int], ...]  # (call, earlier call with the same parameter, bytes)
+
+    @classmethod
+    def of(cls, graph: ModelGraph, optimizer_states: int) -> Held:
+        """Read the uses of parameters off a graph."""
+        at = [0] * len(graph.calls)
+        again: list[tuple[int, int, int]] = []
+        latest: dict[str, int] = {}
+        for call in graph.calls:
+            for name in call.parameters:
+                info = graph.parameter[name]
+                size = info.bytes * (2 + optimizer_states if info.trainable else 1)
+                at[call.index] += size
+                if info.name in latest:
+                    again.append((call.index, latest[info.name], size))
+                latest[info.name] = call.index
+        return cls(tuple(accumulate(at, initial=0)), tuple(again))
+
+    def bytes(self, first: int, last: int) -> int:
+        """Bytes of the range first..last-1."""
+        twice = sum(size for call, earlier, size in self.again if first <= earlier and call < last)
+        return self.before[last] - self.before[first] - twice
+
+
+def in_flight(schedule: str, pipeline: int, num_micro_batches: int) -> tuple[int, ...]:
+    """Return for each stage the most micro-batches whose F is done, or running, and whose backward is not."""
+    kept = []
+    for actions in BUILDERS[schedule](pipeline, num_micro_batches).ranks:
+        steps = [1 if action.kind is Kind.F else -1 for action in actions if action.kind in (Kind.F, Kind.B, Kind.W)]
+        kept.append(max(accumulate(steps)))
+    return tuple(kept)
+
+
+def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequence[str] | None = None) -> Priced:
+    """Cut a candidate as well as can be and price it.
+
+    Given cuts are taken as they are. Else they are those of the least bottleneck that fit in a device's memory; when
+    none do, those that need the least memory by the balancer's measure, so that what is missing can be named.
+    """
+    if choice.pipeline == 1 or cuts is not None:
+        return price(program, choice, tuple(cuts or ()), setting)
+    search = _Search.of(program, choice, setting)
+    memory = setting.cluster.device.memory_bytes
+    limits = [float(memory)] * choice.pipeline
+    for _ in range(ATTEMPTS):
+        try:
+            found = price(program, choice, search.balanced(limits), setting)
+        except PlanError:
+            break
+        over = [max(0, peak - memory) for peak in found.memory]
+        if not any(over):
+            return found
+        limits = [limit - excess for limit, excess in zip(limits, over, strict=True)]
+    return price(program, choice, search.leanest(), setting)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The balancer's view of one candidate."""
+
+    graph: ModelGraph
+    weights: tuple[float, ...]
+    allowed: tuple[bool, ...]
+    boundary: tuple[float, ...]
+    saved: tuple[int, ...]  # bytes that each call is the first to save
+    kept: tuple[int, ...]  # micro-batches in flight on each stage
+    static: Callable[[int, int, int], float]
+
+    @classmethod
+    def of(cls, program: Program, choice: Choice, setting: Setting) -> _Search:
+        graph, cluster = program.graph, setting.cluster
+        places = {cut.index: cut for cut in graph.cuts}
+        link = cluster.link(choice.mesh.group(0, "pipeline"))
+        constant = runtime_bytes(cluster.device) + batch_bytes(graph, setting.global_batch)
+        held = Held.of(graph, setting.optimizer_states)
+        return cls(
+            graph,
+            program.weights,
+            tuple(index in places for index in range(program.num_calls)),
+            # The boundary goes forward and its gradient back; both neighbours have a hand in each.
+            tuple(2 * link.seconds(places[i].bytes) if i in places else 0.0 for i in range(program.num_calls)),
+            tuple(sum(graph.storages[storage] for storage in call.saved) for call in graph.calls),
+            in_flight(choice.schedule, choice.pipeline, choice.num_micro_batches),
+            lambda first, last, stage: float(held.bytes(first, last) + constant),
+        )
+
+    def balanced(self, limits: Sequence[float]) -> tuple[str, ...]:
+        """Return the cuts of the least bottleneck within memory limits; PlanError when there are none."""
+        result = balance(
+            self.weights,
+            len(self.kept),
+            allowed=self.allowed,
+            boundary=self.boundary,
+            memory=self.saved,
+            in_flight=self.kept,
+            static=self.static,
+            limits=limits,
+        )
+        return self._names(result.cuts)
+
+    def leanest(self) -> tuple[str, ...]:
+        """Return cuts that share bytes out as evenly as stages can hold them: the less in flight, the more calls."""
+        alone = [self.static(index, index + 1, 0) - self.static(index, index, 0) for index in range(len(self.saved))]
+        mean = sum(self.kept) / len(self.kept)
+        weights = [mean * saved + own for saved, own in zip(self.saved, alone, strict=True)]
+        return self._names(balance(weights, len(self.kept), allowed=self.allowed).cuts)
+
+    def _names(self, indices: Sequence[int]) -> tuple[str, ...]:
+        names = {cut.index: cut.name for cut in self.graph.cuts}
+        return tuple(names[index] for index in indices)

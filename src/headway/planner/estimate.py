@@ -1,0 +1,75 @@
+"""Estimates: what a stage and a message are expected to cost, and the schedule and costs they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.layout.split import Split
+from headway.schedule.action import Schedule
+from headway.schedule.build import BUILDERS
+from headway.schedule.lower import lower
+from headway.schedule.simulate import Costs
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """What one stage is expected to cost on each rank that holds it: seconds and bytes.
+
+    `forward`, `backward`: seconds for one micro-batch; `reduce`: seconds of gradient reduction that backward does not
+    hide; `update`: seconds of the optimizer's step. `static_bytes` stay for the whole step (parameters, gradients,
+    optimizer states, batch, runtime); `activation_bytes` are kept for each micro-batch between its F and its B;
+    `temporary_bytes` come and go within one action, `update_bytes` within the optimizer's step; `build_bytes` are
+    needed once, while the whole model still exists.
+    """
+
+    forward: float
+    backward: float
+    reduce: float
+    update: float
+    parameter_bytes: int
+    static_bytes: int
+    activation_bytes: int
+    temporary_bytes: int
+    update_bytes: int
+    build_bytes: int
+    num_calls: int
+
+
+@dataclass(frozen=True)
+class MessageEstimate:
+    """What crosses from stage `source` to stage `target` for one micro-batch: bytes and seconds, each way."""
+
+    source: int
+    target: int
+    forward_bytes: int
+    backward_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+
+
+def costs_of(stages: Sequence[StageEstimate], messages: Sequence[MessageEstimate]) -> Costs:
+    """Turn estimates into the simulator's costs."""
+    forward = {(m.source, m.target): m.forward_seconds for m in messages}
+    backward = {(m.target, m.source): m.backward_seconds for m in messages}
+    forward_bytes = {(m.source, m.target): m.forward_bytes for m in messages}
+    backward_bytes = {(m.target, m.source): m.backward_bytes for m in messages}
+    return Costs(
+        forward=tuple(stage.forward for stage in stages),
+        backward=tuple(stage.backward for stage in stages),
+        message=forward | backward,
+        reduce=tuple(stage.reduce for stage in stages),
+        static_bytes=tuple(stage.static_bytes for stage in stages),
+        activation_bytes=tuple(stage.activation_bytes for stage in stages),
+        boundary_bytes=forward_bytes | backward_bytes,
+        temporary_bytes=tuple(stage.temporary_bytes for stage in stages),
+    )
+
+
+def lowered(name: str, parts: Split, num_micro_batches: int, data: int) -> Schedule:
+    """Build a schedule by name with the messages of these stages, and reductions where there is something to reduce.
+
+    That is between copies, and between stages that hold the same (tied) parameter.
+    """
+    tied = any(len(stages) > 1 for stages in parts.holders().values())
+    return lower(BUILDERS[name](parts.num_stages, num_micro_batches), parts.edges, reduce=data > 1 or tied)

@@ -1,0 +1,123 @@
+"""What a user fixed: each value of `fixed=` is used as given, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway.errors import PlanError
+from headway.graph.model import ModelGraph
+from headway.schedule.build import BUILDERS
+
+# Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
+_ONLY: Mapping[str, object] = {"chunks": 1, "shard": "none", "tensor": 1, "recompute": "none", "codec": "fp32"}
+_NUMBERS = ("data", "pipeline", "micro_batch", "num_micro_batches")
+KEYS = (*_NUMBERS, "schedule", "cuts", "precision", *_ONLY)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Decisions that the user made; None where the search is free."""
+
+    data: int | None = None
+    pipeline: int | None = None
+    schedule: str | None = None
+    micro_batch: int | None = None
+    num_micro_batches: int | None = None
+    cuts: tuple[str, ...] | None = None
+
+
+def read_fixed(
+    fixed: Mapping[str, object] | None, *, size: int, global_batch: int, graph: ModelGraph, precision: str
+) -> Fixed:
+    """Check what a user fixed against `size` ranks, the global batch and the model's allowed cuts.
+
+    Raises PlanError for a name that is no decision, a value out of range, and decisions that contradict each other.
+    """
+    given = dict(fixed or {})
+    unknown = sorted(set(given) - set(KEYS))
+    if unknown:
+        raise _refuse(f"{unknown[0]!r} is no decision of a plan", unknown[0], f"one of {', '.join(sorted(KEYS))}")
+    for name, only in (*_ONLY.items(), ("precision", precision)):
+        if given.get(name, only) != only:
+            raise _refuse(f"{name}={given[name]!r} is not built yet", name, f"{name}={only!r}, or leave it out")
+    numbers = {name: _number(name, given[name]) for name in _NUMBERS if name in given}
+    schedule = given.get("schedule")
+    if schedule is not None and schedule not in BUILDERS:
+        raise _refuse(f"there is no schedule called {schedule!r}", "schedule", f"one of {', '.join(BUILDERS)}")
+    cuts = _cuts(given["cuts"], graph) if "cuts" in given else None
+    if cuts is not None:
+        stages = numbers.setdefault("pipeline", len(cuts) + 1)
+        if stages != len(cuts) + 1:
+            raise _refuse(
+                f"{len(cuts)} cuts make {len(cuts) + 1} stages, pipeline={stages} asks for {stages}",
+                "cuts",
+                f"pipeline={len(cuts) + 1}, or {stages - 1} cuts",
+            )
+    result = Fixed(schedule=None if schedule is None else str(schedule), cuts=cuts, **numbers)
+    _check_ranks(result, size, graph)
+    _check_samples(result, global_batch)
+    return result
+
+
+def _check_ranks(fixed: Fixed, size: int, graph: ModelGraph) -> None:
+    data, pipeline = fixed.data or 1, fixed.pipeline or 1
+    ranks = "1 process" if size == 1 else f"{size} processes"
+    if data * pipeline > size:
+        names = [f"{name}={value}" for name, value in (("data", fixed.data), ("pipeline", fixed.pipeline)) if value]
+        raise PlanError(
+            f"{' and '.join(names)} need {data * pipeline} processes, there are {ranks}".replace("are 1 ", "is 1 "),
+            place="fixed=",
+            remedy=f"start {data * pipeline} processes (headway run -n {data * pipeline} ...), or a smaller value",
+        )
+    if pipeline > len(graph.cuts) + 1:
+        raise _refuse(
+            f"the model can be cut into at most {len(graph.cuts) + 1} stages, pipeline={pipeline} asks for more",
+            "pipeline",
+            f"pipeline={len(graph.cuts) + 1} or less",
+        )
+
+
+def _check_samples(fixed: Fixed, global_batch: int) -> None:
+    data = fixed.data or 1
+    if data > global_batch:
+        raise _refuse(
+            f"{data} copies cannot share {global_batch} samples", "data", f"data={global_batch}, or a larger batch"
+        )
+    most, least = -(-global_batch // data), global_batch // data
+    if fixed.micro_batch is not None and fixed.micro_batch > most:
+        raise _refuse(
+            f"a micro-batch of {fixed.micro_batch} samples is more than a copy's {most} of the global batch",
+            "micro_batch",
+            f"micro_batch={most} or less",
+        )
+    if fixed.num_micro_batches is not None and fixed.num_micro_batches > least:
+        raise _refuse(
+            f"{least} samples of a copy cannot be cut into {fixed.num_micro_batches} micro-batches",
+            "num_micro_batches",
+            f"num_micro_batches={least} or less",
+        )
+
+
+def _number(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _refuse(f"{name}={value!r} is not a whole number from 1 up", name, f"{name}=1")
+    return value
+
+
+def _cuts(value: object, graph: ModelGraph) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise _refuse(f"cuts={value!r} is not a list of names", "cuts", 'cuts=["blocks.3"]')
+    some = ", ".join(cut.name for cut in graph.cuts if "#" not in cut.name) or ", ".join(c.name for c in graph.cuts)
+    for name in names:
+        if name not in graph.cut:
+            raise _refuse(f"the model has no place to cut called {name!r}", "cuts", f"for instance {some[:200]}")
+    places = [graph.cut[name].index for name in names]
+    if any(later <= earlier for earlier, later in zip(places, places[1:], strict=False)):
+        raise _refuse(f"cuts={list(names)} are not in the order of the program", "cuts", f"for instance {some[:200]}")
+    return tuple(names)
+
+
+def _refuse(fact: str, name: str, remedy: str) -> PlanError:
+    return PlanError(fact, place=f'fixed={{"{name}": ...}}', remedy=remedy)

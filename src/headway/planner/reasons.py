@@ -1,0 +1,186 @@
+"""Reasons: why a plan was chosen, what binds it, and what is missing when none fits, in sentences with numbers."""
+
+from __future__ import annotations
+
+from headway.errors import PlanError
+from headway.planner.estimate import costs_of, lowered
+from headway.planner.explain import count, layout_text
+from headway.planner.price import Choice, Priced, Program, Setting
+from headway.schedule.simulate import simulate
+from headway.units import format_bytes, format_seconds
+
+STATES = {0: "no optimizer states", 1: "one optimizer state", 2: "AdamW's states"}
+
+
+def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: Program) -> tuple[str, ...]:
+    """Return the reasons for the chosen plan, the most important first."""
+    found = _why_layout(best, candidates, setting)
+    found += _why_micro_batches(best, candidates, setting)
+    found += _why_schedule(best, candidates, setting)
+    used, size = best.choice.data * best.choice.pipeline, setting.cluster.size
+    if used < size:
+        found.insert(0, f"{count(size - used, 'process', 'processes')} of {size} stay idle: no layout uses all of them")
+    if best.choice.pipeline > 1:
+        loads = [stage.forward + stage.backward for stage in best.stages]
+        found.append(
+            f"cut for the least bottleneck: stages of {format_seconds(min(loads))} to {format_seconds(max(loads))} "
+            "for each micro-batch"
+        )
+    if program.times.estimated > 0.05:
+        found.append(f"{program.times.estimated:.0%} of the time of calls is estimated ({program.times.origin})")
+    return tuple(found)
+
+
+def _why_layout(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:
+    memory = setting.cluster.device.memory_bytes
+    copies = [c for c in candidates if c.choice.pipeline == 1]
+    sliced = [c for c in candidates if c.choice.pipeline > 1]
+    if best.choice.pipeline == 1:
+        fits = (
+            f"a whole model fits: with gradients and {states_text(setting)} it needs {format_bytes(best.peak)}, "
+            f"a rank has {format_bytes(memory)}"
+        )
+        return [fits, *_against(best, sliced, memory)]
+    if not copies:
+        return [
+            f"{count(best.choice.pipeline, 'stage')}: copies of the whole model alone are left out by what is fixed"
+        ]
+    if any(c.peak <= memory for c in copies):
+        return ["slices of the model are faster than copies alone", *_against(best, copies, memory)]
+    least = min(copies, key=lambda c: c.peak)
+    return [
+        f"a whole model does not fit: with gradients and {states_text(setting)} it needs {format_bytes(least.peak)} "
+        f"even {count(least.choice.micro_batch, 'sample')} at a time, a rank has {format_bytes(memory)}"
+    ]
+
+
+def _against(best: Priced, others: list[Priced], memory: int) -> list[str]:
+    fitting = [c for c in others if c.peak <= memory]
+    if not fitting:
+        return []
+    other = min(fitting, key=lambda c: c.seconds)
+    what = count(other.choice.pipeline, "stage") if other.choice.pipeline > 1 else "copies"
+    reduce = max(stage.reduce for stage in other.stages)
+    spent = f", {format_seconds(reduce)} of it reducing gradients" if reduce > 0.05 * other.seconds else ""
+    return [f"{what} would take {format_seconds(other.seconds)} a step, this {format_seconds(best.seconds)}{spent}"]
+
+
+def _why_micro_batches(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:
+    """Compare with the nearest smaller and larger number of micro-batches."""
+    chosen, memory = best.choice, setting.cluster.device.memory_bytes
+    same = [c for c in candidates if _family(c.choice) == _family(chosen) and c is not best]
+    fewer = max((c for c in same if _number(c) < _number(best)), key=_number, default=None)
+    more = min((c for c in same if _number(c) > _number(best)), key=_number, default=None)
+    parts = []
+    for other in (fewer, more):
+        if other is not None:
+            if other.peak > memory:
+                parts.append(f"{_number(other)} would need {format_bytes(other.peak)}")
+            else:
+                parts.append(f"{_number(other)} would take {other.seconds / best.seconds - 1:+.0%}")
+    if not parts:
+        return []
+    return [f"{count(_number(best), 'micro-batch', 'micro-batches')} a copy: {', '.join(parts)}"]
+
+
+def _why_schedule(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:
+    chosen = best.choice
+    if chosen.pipeline == 1:
+        return []
+    other = next(
+        (
+            c
+            for c in candidates
+            if (c.choice.data, c.choice.pipeline, _number(c)) == (chosen.data, chosen.pipeline, _number(best))
+            and c.choice.schedule != chosen.schedule
+        ),
+        None,
+    )
+    if other is None:
+        return []
+    return [
+        f"{chosen.schedule} takes {format_seconds(best.seconds)} and {format_bytes(best.peak)}, "
+        f"{other.choice.schedule} {format_seconds(other.seconds)} and {format_bytes(other.peak)}"
+    ]
+
+
+def binding(best: Priced, candidates: list[Priced], memory: int) -> str:
+    """Say what keeps a step from being faster: memory, the link, the bubble, or the device's speed.
+
+    Memory binds when a candidate that does not fit would be more than 1 % faster. The other parts are shares of the
+    step on the average rank: computing; waiting for links, by which the step shrinks if messages and reductions are
+    free; updating; and the rest, the bubble.
+    """
+    faster = [c for c in candidates if c.peak > memory and c.seconds < 0.99 * best.seconds]
+    parts = shares_of_step(best)
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= 0.005)
+    if faster:
+        other = min(faster, key=lambda c: c.seconds)
+        return (
+            f"memory: {text_of(other.choice)} would take {format_seconds(other.seconds)} "
+            f"but needs {format_bytes(other.peak)} ({shares})"
+        )
+    return f"{max(parts, key=lambda name: parts[name])} ({shares})"
+
+
+def shares_of_step(best: Priced) -> dict[str, float]:
+    """Return the parts of a step, on the average rank, of compute, link, bubble and update; they add up to 1."""
+    schedule = lowered(best.choice.schedule, best.split, best.choice.num_micro_batches, best.choice.data)
+    costs = costs_of(best.stages, best.messages)
+    free = {pair: 0.0 for pair in costs.message}
+    ideal = type(costs)(forward=costs.forward, backward=costs.backward, message=free)
+    makespan = simulate(schedule, costs).makespan
+    without_links = simulate(schedule, ideal)
+    ranks = len(best.stages)
+    compute = sum(without_links.busy(rank) for rank in range(ranks)) / ranks
+    return {
+        "compute": compute / best.seconds,
+        "link": (makespan - without_links.makespan) / best.seconds,
+        "bubble": (without_links.makespan - compute) / best.seconds,
+        "update": (best.seconds - makespan) / best.seconds,
+    }
+
+
+def nothing_fits(candidates: list[Priced], setting: Setting) -> PlanError:
+    """Return the refusal when no candidate fits: the smallest need, where, and what would help."""
+    memory = setting.cluster.device.memory_bytes
+    least = min(candidates, key=lambda c: c.peak)
+    stage = max(range(len(least.memory)), key=lambda index: least.memory[index])
+    estimate = least.stages[stage]
+    if estimate.build_bytes >= least.peak:
+        why = f"the whole model exists once on each rank while it is built: {format_bytes(estimate.build_bytes)}"
+    else:
+        why = (
+            f"{format_bytes(estimate.static_bytes)} for parameters, gradients, {states_text(setting)}, batch and "
+            f"runtime, {format_bytes(estimate.activation_bytes)} for each micro-batch in flight"
+        )
+    remedies = [f"a device memory of {format_bytes(least.peak)} or more"]
+    if estimate.build_bytes < least.peak:
+        remedies.append("more processes (more stages)")
+        if least.choice.micro_batch > 1:
+            remedies.append("a smaller micro-batch")
+        if setting.optimizer_states > 1:
+            remedies.append("an optimizer with fewer states (SGD)")
+    return PlanError(
+        f"nothing fits: the leanest plan needs {format_bytes(least.peak)} on a rank, a rank has {format_bytes(memory)}",
+        place=f"{text_of(least.choice)}, stage {stage}: {why}",
+        remedy=", ".join(remedies),
+    )
+
+
+def states_text(setting: Setting) -> str:
+    """Name the optimizer's states in a sentence."""
+    return STATES.get(setting.optimizer_states, f"{setting.optimizer_states} optimizer states")
+
+
+def text_of(choice: Choice) -> str:
+    """Write a candidate in words."""
+    return layout_text(choice.data, choice.pipeline, choice.schedule, choice.micro_batch, choice.num_micro_batches)
+
+
+def _family(choice: Choice) -> tuple[int, int, str]:
+    return choice.data, choice.pipeline, choice.schedule
+
+
+def _number(candidate: Priced) -> int:
+    return candidate.choice.num_micro_batches

@@ -1,0 +1,238 @@
+"""search: prices every layout, schedule and micro-batch that could be run, and returns the best as a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from headway.cost.cluster import Cluster
+from headway.cost.model import Times
+from headway.errors import PlanError
+from headway.graph.model import ModelGraph
+from headway.planner.cuts import cut_and_price
+from headway.planner.fingerprint import fingerprint
+from headway.planner.fixed import Fixed, read_fixed
+from headway.planner.plan import Plan, RunnerUp, micro_batches, shares
+from headway.planner.price import Choice, Priced, Program, Setting
+from headway.planner.reasons import binding, nothing_fits, reasons
+from headway.schedule.build import BUILDERS
+
+NEARLY = 0.01
+"""Plans whose predicted times differ by less than this part are equally fast; the simpler one is taken."""
+
+ALL_COUNTS = 8
+"""Up to this many samples a copy, every number of micro-batches is tried."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The recorded program for each size of micro-batch, recorded and timed when first asked for."""
+
+    graph_at: Callable[[int], ModelGraph]
+    times_of: Callable[[ModelGraph], Times]
+    graphs: dict[int, ModelGraph | Exception] = field(default_factory=dict)
+    timed: dict[int, Program] = field(default_factory=dict)
+
+    def graph(self, samples: int) -> ModelGraph | Exception:
+        """Return the graph for that many samples, or why the model does not take so many."""
+        if samples not in self.graphs:
+            try:
+                self.graphs[samples] = self.graph_at(samples)
+            except Exception as error:  # the model's own: batch norm of one value, a size written into its code
+                self.graphs[samples] = error
+        return self.graphs[samples]
+
+    def any_graph(self, global_batch: int) -> ModelGraph:
+        """Return a graph that can be recorded, for as many samples as possible; raises what the model raises."""
+        samples = global_batch
+        while isinstance(self.graph(samples), Exception) and samples > 1:
+            samples //= 2
+        graph = self.graph(samples)
+        if isinstance(graph, Exception):
+            raise self.graphs[global_batch]  # type: ignore[misc]
+        return graph
+
+    def at(self, samples: int) -> Program:
+        """Return the program for micro-batches of that many samples."""
+        if samples not in self.timed:
+            graph = self.graph(samples)
+            if isinstance(graph, Exception):
+                raise graph
+            self.timed[samples] = Program(graph, self.times_of(graph))
+        return self.timed[samples]
+
+    def refused(self, sizes: Iterable[int]) -> Exception | None:
+        """Return why the model does not take one of these sizes; None when it takes all."""
+        return next((graph for graph in map(self.graph, sizes) if isinstance(graph, Exception)), None)
+
+
+def search(
+    graph_at: Callable[[int], ModelGraph],
+    times_of: Callable[[ModelGraph], Times],
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    optimizer_states: int = 2,
+    fixed: Mapping[str, object] | None = None,
+) -> Plan:
+    """Choose how to train a model on a cluster.
+
+    `graph_at(samples)` is the recorded program for a micro-batch of that many samples, with the same cuts for each;
+    `times_of(graph)` the seconds of its calls. `global_batch` counts the samples of a step over all ranks,
+    `optimizer_states` the tensors that the optimizer keeps for each parameter (2 for AdamW), `fixed` the decisions
+    already made (fields of `Plan`). Every copies x stages that uses all ranks is tried, with every schedule and number
+    of micro-batches, cut by the exact balancer and priced by simulation; fewer ranks only where all cannot be used.
+    The fastest that fits in memory wins; within 1 %, the one of fewest stages, largest micro-batches, least memory.
+
+    Raises PlanError for a value of `fixed` that cannot be used, and when nothing fits in memory.
+    """
+    setting = Setting(cluster, global_batch, optimizer_states)
+    programs = Programs(graph_at, times_of)
+    first = programs.any_graph(global_batch)
+    precision = next((info.dtype for info in first.parameters if info.trainable), "float32")
+    decided = read_fixed(fixed, size=cluster.size, global_batch=global_batch, graph=first, precision=precision)
+    candidates = price_all(programs, setting, decided, max_stages=len(first.cuts) + 1)
+    memory = cluster.device.memory_bytes
+    best = choose(candidates, memory)
+    if best is None:
+        raise nothing_fits(candidates, setting)
+    program = programs.at(max(sizes(best.choice, global_batch)))
+    others = runners_up(candidates, best, memory)
+    return Plan(
+        data=best.choice.data,
+        pipeline=best.choice.pipeline,
+        schedule=best.choice.schedule,
+        micro_batch=best.choice.micro_batch,
+        num_micro_batches=best.choice.num_micro_batches,
+        global_batch=global_batch,
+        cuts=best.cuts,
+        precision=precision,
+        split=best.split,
+        made_for=fingerprint(program.graph, cluster),
+        cluster=cluster.describe(),
+        device_memory=memory,
+        seconds=best.seconds,
+        memory=tuple(peak for peak in best.memory for _ in range(best.choice.data)),
+        reasons=reasons(best, candidates, setting, program),
+        runners_up=tuple(_runner_up(other, memory) for other in others),
+        binding=binding(best, candidates, memory),
+        stages=best.stages,
+        messages=best.messages,
+    )
+
+
+def layouts(size: int, fixed: Fixed, global_batch: int, max_stages: int) -> list[tuple[int, int]]:
+    """Return the (copies, stages) to try: those that use the most ranks, all `size` of them where that is possible.
+
+    There are at most as many copies as samples and as many stages as the model's cuts allow.
+    """
+    every = [
+        (data, pipeline)
+        for data in range(1, min(size, global_batch) + 1)
+        for pipeline in range(1, min(size // data, max_stages) + 1)
+        if fixed.data in (None, data) and fixed.pipeline in (None, pipeline)
+    ]
+    most = max((data * pipeline for data, pipeline in every), default=0)
+    return [(data, pipeline) for data, pipeline in every if data * pipeline == most]
+
+
+def counts(least: int, pipeline: int) -> list[int]:
+    """Return the numbers of micro-batches to try for a copy of at least `least` samples.
+
+    All of them up to 8 samples; above, powers of two, multiples of the stages up to eightfold, and one sample each.
+    """
+    if least <= ALL_COUNTS:
+        return list(range(1, least + 1))
+    powers = {1 << bit for bit in range(least.bit_length())}
+    multiples = {times * pipeline for times in (1, 2, 3, 4, 6, 8)}
+    return sorted(count for count in powers | multiples | {least} if count <= least)
+
+
+def choices(fixed: Fixed, size: int, global_batch: int, max_stages: int) -> Iterator[Choice]:
+    """Yield every candidate: copies x stages, schedules, micro-batches."""
+    for data, pipeline in layouts(size, fixed, global_batch, max_stages):
+        most, least = -(-global_batch // data), global_batch // data
+        # With one stage all schedules are the same work; 1F1B keeps the fewest activations.
+        names = [fixed.schedule] if fixed.schedule else (list(BUILDERS) if pipeline > 1 else ["one_f_one_b"])
+        for schedule in names:
+            for count in _counts(fixed, most, least, pipeline):
+                samples = fixed.micro_batch or -(-most // count)
+                yield Choice(data, pipeline, schedule, samples, count)
+
+
+def _counts(fixed: Fixed, most: int, least: int, pipeline: int) -> list[int]:
+    if fixed.num_micro_batches is not None:
+        tried = [fixed.num_micro_batches] if fixed.num_micro_batches <= least else []
+    elif fixed.micro_batch is not None:
+        tried = [count for count in (-(-most // fixed.micro_batch),) if count <= least]
+    else:
+        return counts(least, pipeline)
+    return [count for count in tried if fixed.micro_batch is None or count * fixed.micro_batch >= most]
+
+
+def sizes(choice: Choice, global_batch: int) -> set[int]:
+    """Return the sizes of all micro-batches of all copies, in samples."""
+    each = {
+        micro_batches(share, choice.num_micro_batches, choice.micro_batch)
+        for share in shares(global_batch, choice.data)
+    }
+    return {size for copy in each for size in copy}
+
+
+def price_all(programs: Programs, setting: Setting, fixed: Fixed, max_stages: int) -> list[Priced]:
+    """Cut and price every candidate whose micro-batches the model takes.
+
+    Raises PlanError when what is fixed leaves no candidate, and what the model raises when it takes none.
+    """
+    result: list[Priced] = []
+    refused: Exception | None = None
+    for choice in choices(fixed, setting.cluster.size, setting.global_batch, max_stages):
+        samples = sizes(choice, setting.global_batch)
+        error = programs.refused(samples)
+        if error is None:
+            result.append(cut_and_price(programs.at(max(samples)), choice, setting, fixed.cuts))
+        refused = refused or error
+    if not result and refused is not None:
+        raise refused
+    if not result:
+        raise PlanError(
+            f"no plan for {setting.global_batch} samples a step is left by what is fixed: "
+            + ", ".join(f"{name}={value!r}" for name, value in vars(fixed).items() if value is not None),
+            place="fixed=",
+            remedy="leave one of them out; micro_batch * num_micro_batches must cover a copy's samples",
+        )
+    return result
+
+
+def choose(candidates: list[Priced], memory: int) -> Priced | None:
+    """Return the fastest that fits; of those within 1 % the one of fewest stages, largest micro-batches, least memory."""
+    fitting = [candidate for candidate in candidates if candidate.peak <= memory]
+    if not fitting:
+        return None
+    limit = min(candidate.seconds for candidate in fitting) * (1 + NEARLY)
+    near = [candidate for candidate in fitting if candidate.seconds <= limit]
+    return min(near, key=lambda c: (c.choice.pipeline, -c.choice.micro_batch, c.peak, c.seconds))
+
+
+def runners_up(candidates: list[Priced], best: Priced, memory: int) -> list[Priced]:
+    """Return the best of every other family (copies, stages, schedule): those that fit by time, then the leanest."""
+    families: dict[tuple[int, int, str], list[Priced]] = {}
+    for candidate in candidates:
+        choice = candidate.choice
+        families.setdefault((choice.data, choice.pipeline, choice.schedule), []).append(candidate)
+    families.pop((best.choice.data, best.choice.pipeline, best.choice.schedule))
+    found = [choose(family, memory) or min(family, key=lambda c: c.peak) for family in families.values()]
+    return sorted(found, key=lambda c: (c.peak > memory, c.seconds))
+
+
+def _runner_up(other: Priced, memory: int) -> RunnerUp:
+    return RunnerUp(
+        data=other.choice.data,
+        pipeline=other.choice.pipeline,
+        schedule=other.choice.schedule,
+        micro_batch=other.choice.micro_batch,
+        num_micro_batches=other.choice.num_micro_batches,
+        seconds=other.seconds,
+        memory=other.peak,
+        fits=other.peak <= memory,
+    )
