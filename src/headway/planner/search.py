@@ -205,7 +205,7 @@ def price_all(programs: Programs, setting: Setting, fixed: Fixed, max_stages: in
 
 
 def choose(candidates: list[Priced], memory: int) -> Priced | None:
-    """Return the fastest that fits; of those within 1 % the one of fewest stages, largest micro-batches, least memory."""
+    """Return the fastest that fits; within 1 %, that of fewest stages, largest micro-batches, least memory."""
     fitting = [candidate for candidate in candidates if candidate.peak <= memory]
     if not fitting:
         return None
