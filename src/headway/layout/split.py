@@ -55,6 +55,7 @@ class Split:
     guarded: tuple[Position, ...] = ()  # module calls that are followed call by call
     random: bool = False  # some call draws random numbers
     reads: bool = False  # some call reads a value that depends on parameters
+    entry: Position = ()  # where the loss function calls the model
 
     @property
     def num_stages(self) -> int:
@@ -88,6 +89,7 @@ class Split:
             "guarded": [position_text(p) for p in self.guarded],
             "random": self.random,
             "reads": self.reads,
+            "entry": position_text(self.entry),
             "stages": [
                 {
                     "start": position_text(part.start),
@@ -133,7 +135,8 @@ class Split:
             for s, row in enumerate(rows)
         )
         guarded = tuple(parse_position(p) for p in table["guarded"])
-        return Split(parts, tuple(table["state"]), guarded, table["random"], table["reads"])
+        entry = parse_position(table["entry"])
+        return Split(parts, tuple(table["state"]), guarded, table["random"], table["reads"], entry)
 
 
 def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
@@ -154,7 +157,7 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
     bounds = [0, *starts, len(graph.calls)]
     sends = _crossings(graph, bounds)
     parameters, buffers = _weights(graph, bounds)
-    positions: list[Position | None] = [(), *(graph.calls[i].position for i in starts), None]
+    positions: list[Position | None] = [(), *(graph.cut[name].position for name in cuts), None]
     parts = tuple(
         StagePart(
             index=s,
@@ -173,6 +176,7 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         guarded=tuple(m.position for m in graph.modules if m.guarded),
         random=graph.random,
         reads=any(call.reads_value for call in graph.calls),
+        entry=next((m.position for m in graph.modules if m.path == "" and len(m.position) == 1), ()),
     )
 
 

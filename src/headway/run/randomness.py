@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from headway.collective.world import World
 from headway.graph.chance import argument
 from headway.graph.model import Position
 from headway.graph.walk import short_name
@@ -112,3 +113,16 @@ def seeded(number: int) -> Iterator[None]:
                 numpy.random.set_state(numpy_state)
 
 
+
+
+def same_generators(world: World) -> None:
+    """Set the generators of torch, Python and numpy to rank 0's states, so that all ranks shuffle alike."""
+    if world.size == 1:
+        return
+    numpy = sys.modules.get("numpy")
+    mine = (torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None)
+    torch_state, python_state, numpy_state = world.broadcast_object(mine)
+    torch.set_rng_state(torch_state)
+    random.setstate(python_state)
+    if numpy and numpy_state is not None:
+        numpy.random.set_state(numpy_state)

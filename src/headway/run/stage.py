@@ -16,6 +16,7 @@ from headway.graph.chance import is_random
 from headway.graph.model import Position, position_text
 from headway.graph.walk import Walk, function_name, is_read, is_shape_read, map_tensors, short_name, tensors_of
 from headway.layout.split import Crossing, Split
+from headway.run.outputs import Program
 from headway.run.randomness import Chance
 
 Key = tuple[Position, int]
@@ -32,6 +33,7 @@ class StageResult:
     sends: Mapping[Key, torch.Tensor]
     answers: Mapping[str, Any]
     output: Any = None
+    captured: Any = None  # what the model returned, with absent tensors for what other stages have
 
 
 @dataclass(frozen=True)
@@ -67,31 +69,38 @@ class Stage:
         return self.split.num_stages == 1 and not self.split.random
 
     def run(
-        self, batch: Any, received: Mapping[Key, torch.Tensor], answers: Mapping[str, Any], chance: Chance | None = None
+        self,
+        batch: Any,
+        received: Mapping[Key, torch.Tensor],
+        answers: Mapping[str, Any],
+        chance: Chance | None = None,
+        *,
+        program: Program | None = None,
     ) -> StageResult:
-        """Run this stage's part of loss(model, batch).
+        """Run this stage's part of loss(model, batch), or of `program` up to the return of model(...).
 
         `received` holds every tensor of `part.receives` that its source had. Raises SplitError when the program takes
         something that this stage does not have, naming module, call and value.
         """
-        if self.whole:
+        if self.whole and program is None:
             return StageResult({}, {}, self.loss(self.model, batch))
-        walk = StageWalk(self, received, answers, chance)
+        walk = StageWalk(self, received, answers, chance, program)
+        call = self.loss if program is None else program.call
         output = None
         try:
             with walk:
-                output = self.loss(self.model, batch)
+                output = call(self.model, batch)
         except StageEnd:
             pass
         part = self.split.stages[self.index]
-        if part.end is None:
+        if part.end is None and program is None:
             for tensor in tensors_of(output, []):
                 if tensor.is_meta:
                     raise self.error("the result of the loss function depends on a value that this stage does not have")
         for key, tensor in walk.made.items():
             if tensor.is_meta:
                 raise self.error(f"the value made at {position_text(key[0])} was not computed")
-        return StageResult(walk.made, {**answers, **walk.answers}, output)
+        return StageResult(walk.made, {**answers, **walk.answers}, output, walk.captured)
 
     def error(self, fact: str, place: str | None = None) -> SplitError:
         """Say what went wrong in this stage."""
@@ -107,9 +116,16 @@ class StageWalk(Walk):
     """Computes the calls in [start, end); before, only what depends on the batch alone; after, nothing."""
 
     def __init__(
-        self, stage: Stage, received: Mapping[Key, torch.Tensor], answers: Mapping[str, Any], chance: Chance | None
+        self,
+        stage: Stage,
+        received: Mapping[Key, torch.Tensor],
+        answers: Mapping[str, Any],
+        chance: Chance | None,
+        program: Program | None,
     ) -> None:
         super().__init__(stage.model)
+        self.capture, self.captured = program is not None, None
+        self.frames[0].count = 0 if program is None else program.events
         part = stage.split.stages[stage.index]
         self.stage, self.part, self.chance = stage, part, chance
         self.start, self.end = part.start, part.end
@@ -143,6 +159,9 @@ class StageWalk(Walk):
     def on_module(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Pass over a module that lies before the start; run one that lies in the range at full speed."""
         if self._after(position):
+            raise StageEnd
+        if self.capture and module is self.stage.model and len(self.frames) == 1:
+            self.captured = run()
             raise StageEnd
         depth = len(position)
         if position in self.stage.keep or position == self.start[:depth] and len(self.start) > depth:

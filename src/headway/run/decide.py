@@ -1,0 +1,171 @@
+"""decide: headway.plan: records the model, measures this machine, searches, and makes all ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headway.collective.probe import measure_link
+from headway.collective.world import World
+from headway.cost.cache import load_table, machine_key, save_table
+from headway.cost.cluster import Cluster, Link
+from headway.cost.measure import measure_calls, measure_rates
+from headway.cost.model import Times, estimate_times
+from headway.errors import PlanError
+from headway.graph.model import ModelGraph
+from headway.graph.record import record_run
+from headway.journal import Journal
+from headway.launch.identity import Identity, describe, identify
+from headway.launch.plan_only import PlanDone
+from headway.planner.plan import Plan
+from headway.planner.search import search
+from headway.run.microbatch import Mean, cut, num_samples, read_loss
+from headway.run.verify import verify_split
+
+Loss = Callable[[nn.Module, Any], Any]
+
+
+def plan(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    cluster: Cluster | str | None = None,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    fixed: Mapping[str, object] | None = None,
+    verify: bool = True,
+) -> Plan:
+    """Choose how to train `model` on the processes of this job, or on another `cluster`.
+
+    `batch` is one global batch: any pytree of tensors with samples along dim 0; `loss(model, batch)` a scalar mean, a
+    `Mean`, or (either, metrics). `model` may be on meta. `optimizer` says how many states each parameter has. `fixed`
+    pins fields of the plan. With `verify` a division into stages is tried against the undivided model on a few
+    samples before it is returned. Every rank calls it, and all get the same plan.
+
+    Raises PlanError when nothing fits or a fixed value cannot be used, BatchError for a batch that cannot be shared
+    out, TypeError when the loss is not a scalar, SplitError when the division does not reproduce the model.
+    """
+    identity = identify()
+    request = identity.plan_only
+    if request is not None:
+        cluster = request.cluster or cluster
+        fixed = {**(fixed or {}), **request.fixed}
+    samples = num_samples(batch)
+    states = optimizer_states(optimizer)
+    if cluster is not None:
+        there = Cluster(cluster) if isinstance(cluster, str) else cluster
+        times: Callable[[ModelGraph], Times] = lambda graph: estimate_times(graph, there.device)  # noqa: E731
+        found = search(
+            _recorder(model, loss, batch), times, there, global_batch=samples, optimizer_states=states, fixed=fixed
+        )
+    else:
+        found = _plan_here(identity, model, loss, batch, samples, states, fixed, verify)
+    if request is not None:
+        if request.save is not None:
+            found.save(request.save)
+        raise PlanDone(found)
+    return found
+
+
+def _plan_here(
+    identity: Identity, model: nn.Module, loss: Loss, batch: Any, samples: int, states: int,
+    fixed: Mapping[str, object] | None, verify: bool,
+) -> Plan:  # fmt: skip
+    world = World.start(identity, **({} if identity.deadline is None else {"deadline": identity.deadline}))
+    cache = Path.home() / ".cache" / "headway" / "measured.json"
+    here = _this_machine(identity, world, cache)
+    if world.rank == 0:
+        print(describe(identity, here.describe()), flush=True)
+    graph_at = _recorder(model, loss, batch)
+
+    def times_of(graph: ModelGraph) -> Times:
+        return measure_calls(graph, world.device.type, cache_path=cache, concurrent=identity.local_size)
+
+    # Each rank searches, so that calls are timed while the other ranks are at work too; rank 0's answer counts.
+    error: PlanError | None = None
+    found: Plan | None = None
+    try:
+        found = search(graph_at, times_of, here, global_batch=samples, optimizer_states=states, fixed=fixed)
+    except PlanError as caught:
+        error = caught
+    told = world.broadcast_object((found, error))
+    found, error = told
+    if error is not None:
+        raise error
+    assert found is not None
+    if verify and found.pipeline > 1:
+        _verify(world, identity, model, loss, batch, found, graph_at)
+    return found
+
+
+def _this_machine(identity: Identity, world: World, cache: Path) -> Cluster:
+    """Describe what this job runs on: memory each, rates, and the link between its processes, measured once."""
+    rates = measure_rates(world.device.type, cache_path=cache, concurrent=identity.local_size)
+    link = None
+    if world.size > 1:
+        hosts = "one host" if identity.local_size == world.size else f"{world.size // identity.local_size} hosts"
+        name = f"link:{world.size} processes on {hosts}, {world.device.type}"
+        machine = machine_key(torch.__version__, world.device.type, torch.get_num_threads(), identity.local_size)
+        known = world.broadcast_object(load_table(cache, machine).get(name))
+        if known is None:
+            known = world.broadcast_object(measure_link(world, range(world.size)))
+            if world.rank == 0:
+                save_table(cache, machine, {name: known})
+        link = Link(*known)
+    memory = identity.device_memory
+    if world.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(world.device).total_memory
+    return Cluster.here(world.size, memory, link=link, flops=rates.flops, bandwidth=rates.bandwidth)
+
+
+def _recorder(model: nn.Module, loss: Loss, batch: Any) -> Callable[[int], ModelGraph]:
+    """Give a function that records the program for a number of samples of the batch, each once."""
+    known: dict[int, ModelGraph] = {}
+
+    def graph_at(samples: int) -> ModelGraph:
+        if samples not in known:
+            run = record_run(model, loss, cut(batch, 0, samples), samples=samples)
+            _check_loss(run.result, samples)
+            known[samples] = run.graph
+        return known[samples]
+
+    return graph_at
+
+
+def _check_loss(result: Any, samples: int) -> None:
+    """Raise TypeError unless the loss function returned what a loss is; contents are not looked at."""
+    value = result[0] if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping) else result
+    if isinstance(value, Mean):
+        value = value.total
+    read_loss(value if not isinstance(value, torch.Tensor) else torch.zeros(value.shape), samples)
+
+
+def optimizer_states(optimizer: Any) -> int:
+    """Give how many tensors of a parameter's size an optimizer (class or object) keeps for each parameter.
+
+    Known by name; one that is not known counts as two, as Adam has.
+    """
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    known = {"SGD": 1, "Adagrad": 1, "RMSprop": 1, "Adafactor": 0, "Lion": 1, "Muon": 1, "ASGD": 1, "Rprop": 2}
+    return known.get(kind.__name__, 2)
+
+
+def _verify(
+    world: World, identity: Identity, model: nn.Module, loss: Loss, batch: Any, found: Plan,
+    graph_at: Callable[[int], ModelGraph],
+) -> None:  # fmt: skip
+    """Try the division on rank 0, where it fits beside the limit; the others wait and hear of a failure."""
+    error: Exception | None = None
+    if world.rank == 0:
+        try:
+            outcome = verify_split(model, loss, batch, found, graph_at, memory=identity.device_memory)
+            Journal(identity.run_directory, 0).write(outcome)
+        except Exception as caught:
+            error = caught
+    error = world.broadcast_object(error)
+    if error is not None:
+        raise error

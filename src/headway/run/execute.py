@@ -1,0 +1,273 @@
+"""Execute: walks this rank's actions, one by one; the only interpreter of schedules."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from headway.collective.channel import Channel, Signature, signature_of
+from headway.collective.reduce import Reducer
+from headway.collective.world import World
+from headway.layout.split import Split
+from headway.run.failure import in_place
+from headway.run.microbatch import LossParts, read_loss
+from headway.run.outputs import Program
+from headway.run.randomness import Chance
+from headway.run.stage import Key, Stage, StageResult
+from headway.schedule.action import BACKWARDS, Action, Edge, Kind, Schedule
+
+POSTED_AHEAD = 2
+"""Messages of one channel that are awaited at once: one being used, one on its way."""
+
+Seen = tuple[Action, float, float]
+
+
+@dataclass(frozen=True)
+class Wires:
+    """This rank's ends of the channels between stages of its copy, by (source stage, target stage)."""
+
+    split: Split
+    activations: Mapping[Edge, Channel]
+    gradients: Mapping[Edge, Channel]
+    signatures: dict[Any, Signature] = field(default_factory=dict)  # what came before, so that it can be posted ahead
+
+    @staticmethod
+    def lay(world: World, split: Split, rank_of: Callable[[int], int]) -> Wires:
+        """Open the channels between the stages that are on different ranks; `rank_of(stage)` is the rank of one."""
+        activations, gradients = {}, {}
+        for number, (source, target) in enumerate(split.edges):
+            here, there = rank_of(source), rank_of(target)
+            if here != there and world.rank in (here, there):
+                activations[(source, target)] = Channel(world, here, there, 2 * number)
+                gradients[(source, target)] = Channel(world, there, here, 2 * number + 1)
+        return Wires(split, activations, gradients)
+
+    def channel(self, action: Action) -> Channel:
+        """Give the channel that a message goes over."""
+        assert action.peer is not None
+        if action.kind is Kind.SEND:
+            return self.activations[(action.stage, action.peer)]
+        if action.kind is Kind.RECV:
+            return self.activations[(action.peer, action.stage)]
+        if action.kind is Kind.SEND_GRAD:
+            return self.gradients[(action.peer, action.stage)]
+        return self.gradients[(action.stage, action.peer)]
+
+    def flush(self) -> None:
+        """Wait until all messages have gone."""
+        for channel in (*self.activations.values(), *self.gradients.values()):
+            if channel.world.rank == channel.source_rank:
+                channel.flush()
+
+
+@dataclass
+class Pass:
+    """What one stage holds of one micro-batch between its forward and its backward."""
+
+    received: dict[Key, torch.Tensor]
+    result: StageResult
+    loss: torch.Tensor | None = None
+
+
+@dataclass
+class Step:
+    """One walk over a schedule: its micro-batches, what is in flight, and what came out."""
+
+    stages: Mapping[int, Stage]
+    wires: Wires
+    reducers: Mapping[int, Reducer]
+    micro_batches: Sequence[Any]
+    sizes: Sequence[int]
+    chances: Sequence[Chance | None]
+    scale: float = 1.0  # gradients are those of the sum of totals times this
+    program: Program | None = None  # call this instead of the loss, and keep what the model returns
+    passes: dict[tuple[int, int], Pass] = field(default_factory=dict)
+    arrived: dict[tuple[int, int], dict[Key, torch.Tensor]] = field(default_factory=dict)
+    answers: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], dict[Key, torch.Tensor]] = field(default_factory=dict)
+    losses: list[LossParts] = field(default_factory=list)
+    outputs: dict[int, Any] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+    given: dict[tuple[int, int], set[int | None]] = field(default_factory=dict)
+
+    def walk(self, schedule: Schedule, rank: int) -> None:
+        """Do all actions of one pipeline rank. Errors name stage, micro-batch and module."""
+        actions = schedule.ranks[rank]
+        last_backward = {a.stage: i for i, a in enumerate(actions) if a.kind in BACKWARDS}
+        upcoming = self._upcoming(actions)
+        for waiting in upcoming.values():
+            self._post(waiting, POSTED_AHEAD)
+        do = {
+            Kind.F: self._forward, Kind.B: self._backward, Kind.SEND: self._send, Kind.RECV: self._receive,
+            Kind.SEND_GRAD: self._send_gradient, Kind.RECV_GRAD: self._receive_gradient, Kind.REDUCE: self._reduce,
+        }  # fmt: skip
+        for index, action in enumerate(actions):
+            start = time.perf_counter()
+            if index == last_backward.get(action.stage) and action.stage in self.reducers:
+                self.reducers[action.stage].arm()
+            do[action.kind](action)
+            if action.kind in (Kind.RECV, Kind.RECV_GRAD):
+                self._post(upcoming[id(self.wires.channel(action))], 1)
+            self.seen.append((action, start, time.perf_counter()))
+
+    # messages
+
+    def _upcoming(self, actions: Iterable[Action]) -> dict[int, deque[Action]]:
+        """List, for each channel that ends here, the messages still to be posted."""
+        waiting: dict[int, deque[Action]] = {}
+        for action in actions:
+            if action.kind in (Kind.RECV, Kind.RECV_GRAD):
+                waiting.setdefault(id(self.wires.channel(action)), deque()).append(action)
+        return waiting
+
+    def _post(self, waiting: deque[Action], count: int) -> None:
+        for _ in range(min(count, len(waiting))):
+            action = waiting.popleft()
+            self.wires.channel(action).post(action.micro, self.wires.signatures.get(self._signature_key(action)))
+
+    def _signature_key(self, action: Action) -> Any:
+        grad = torch.is_grad_enabled()
+        return (action.kind, action.stage, action.peer, grad, _shapes(self.micro_batches[action.micro]))
+
+    def _send(self, action: Action) -> None:
+        assert action.peer is not None
+        done = self.passes[(action.stage, action.micro)]
+        crossings = self.wires.split.crossings(action.stage, action.peer)
+        present = [done.result.sends.get(c.key) for c in crossings]
+        note = b""
+        missing = [i for i, tensor in enumerate(present) if tensor is None]
+        if missing or self.wires.split.reads:
+            note = pickle.dumps((missing, dict(done.result.answers)))
+        self.wires.channel(action).send(action.micro, [t.detach() for t in present if t is not None], note)
+        if not torch.is_grad_enabled():
+            self._handed(action.stage, action.micro, action.peer)
+
+    def _receive(self, action: Action) -> None:
+        assert action.peer is not None
+        tensors, note = self.wires.channel(action).receive(action.micro)
+        if not self.wires.split.reads:  # shapes that depend on values cannot be expected
+            self.wires.signatures[self._signature_key(action)] = signature_of(tensors)
+        missing, answers = pickle.loads(note) if note else ((), {})
+        crossings = [
+            c for i, c in enumerate(self.wires.split.crossings(action.peer, action.stage)) if i not in missing
+        ]
+        place = (action.stage, action.micro)
+        box = self.arrived.setdefault(place, {})
+        self.answers.setdefault(place, {}).update(answers)
+        for crossing, tensor in zip(crossings, tensors, strict=True):
+            box[crossing.key] = _leaf(tensor, crossing.differentiable)
+
+    def _send_gradient(self, action: Action) -> None:
+        assert action.peer is not None
+        done = self.passes[(action.stage, action.micro)]
+        gradients = []
+        for crossing in self.wires.split.crossings(action.peer, action.stage):
+            tensor = done.received.get(crossing.key)
+            if tensor is None or not crossing.differentiable:
+                continue
+            gradients.append(tensor.grad if tensor.grad is not None else torch.zeros_like(tensor))
+        self.wires.channel(action).send(action.micro, gradients)
+        self._handed(action.stage, action.micro, action.peer)
+
+    def _handed(self, stage: int, micro: int, to: int | None) -> None:
+        """Let go of a pass when all who need it have had it: in training its sources and its own backward (None)."""
+        place = (stage, micro)
+        given = self.given.setdefault(place, set())
+        given.add(to)
+        training = torch.is_grad_enabled()
+        needed: set[int | None] = {*self._sources(stage), None} if training else {*self._targets(stage)}
+        if given >= needed:
+            self.passes.pop(place, None)
+
+    def _sources(self, stage: int) -> set[int]:
+        return {s for s, t in self.wires.split.edges if t == stage}
+
+    def _targets(self, stage: int) -> set[int]:
+        return {t for s, t in self.wires.split.edges if s == stage}
+
+    def _receive_gradient(self, action: Action) -> None:
+        assert action.peer is not None
+        tensors, _ = self.wires.channel(action).receive(action.micro)
+        if not self.wires.split.reads:
+            self.wires.signatures[self._signature_key(action)] = signature_of(tensors)
+        done = self.passes[(action.stage, action.micro)]
+        crossings = self.wires.split.crossings(action.stage, action.peer)
+        expected = [c.key for c in crossings if c.differentiable and c.key in done.result.sends]
+        self._add_gradients(action.stage, action.micro, dict(zip(expected, tensors, strict=True)))
+
+    def _add_gradients(self, stage: int, micro: int, gradients: Mapping[Key, torch.Tensor]) -> None:
+        box = self.gradients.setdefault((stage, micro), {})
+        for key, gradient in gradients.items():
+            box[key] = box[key] + gradient if key in box else gradient
+
+    # computation
+
+    def _forward(self, action: Action) -> None:
+        stage, micro, place = action.stage, action.micro, (action.stage, action.micro)
+        received = self.arrived.pop(place, {})
+        answers = self.answers.pop(place, {})
+        for source in self._sources(stage) & self.stages.keys():  # handed over on the same rank
+            made = self.passes[(source, micro)].result
+            answers.update(made.answers)
+            for crossing in self.wires.split.crossings(source, stage):
+                if crossing.key in made.sends:
+                    received[crossing.key] = _leaf(made.sends[crossing.key].detach(), crossing.differentiable)
+        with in_place(self.stages[stage], micro):
+            result = self.stages[stage].run(
+                self.micro_batches[micro], received, answers, self.chances[micro], program=self.program
+            )
+            done = Pass(received, result)
+            if self.program is not None:
+                if result.captured is not None:
+                    self.outputs[micro] = result.captured
+            elif self.wires.split.stages[stage].end is None:
+                parts = read_loss(result.output, self.sizes[micro])
+                done.loss = parts.total
+                self.losses.append(LossParts(parts.total.detach(), parts.count, parts.metrics))
+                done.result = StageResult(result.sends, result.answers)
+        if torch.is_grad_enabled() or self._targets(stage):
+            self.passes[place] = done
+
+    def _backward(self, action: Action) -> None:
+        stage, micro, place = action.stage, action.micro, (action.stage, action.micro)
+        done = self.passes[place]
+        for target in self._targets(stage) & self.stages.keys():
+            theirs = self.passes[(target, micro)].received
+            for crossing in self.wires.split.crossings(stage, target):
+                tensor = theirs.get(crossing.key)
+                if tensor is not None and tensor.grad is not None:
+                    self._add_gradients(stage, micro, {crossing.key: tensor.grad})
+            self._handed(target, micro, stage)
+        roots: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        if done.loss is not None and done.loss.requires_grad:
+            roots.append(done.loss)
+            gradients.append(torch.full_like(done.loss, self.scale))
+        for key, gradient in self.gradients.pop(place, {}).items():
+            made = done.result.sends[key]
+            if made.requires_grad:
+                roots.append(made)
+                gradients.append(gradient)
+        if roots:
+            with in_place(self.stages[stage], micro, "backward"):
+                torch.autograd.backward(roots, gradients)
+        done.loss, done.result = None, StageResult({}, {})
+        self._handed(stage, micro, None)
+
+    def _reduce(self, action: Action) -> None:
+        """Nothing: the reducer was armed before the last backward and works by itself; the step waits at its end."""
+
+
+def _leaf(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
+    return tensor.requires_grad_() if differentiable and torch.is_grad_enabled() else tensor
+
+
+def _shapes(batch: Any) -> tuple[Any, ...]:
+    return tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))

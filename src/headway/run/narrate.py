@@ -1,0 +1,79 @@
+"""Narrate: what a run says while it trains, on the terminal of rank 0 and in each rank's journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headway.collective.world import World
+from headway.journal import Journal, PlanChosen, SpanSeen, StepDone, TimelineSeen
+from headway.planner.plan import Plan
+from headway.report.progress import Progress
+from headway.run.exchange import Told
+from headway.run.microbatch import Share
+
+@dataclass
+class Narrator:
+    """Keeps what the last step came to, until the script logs it."""
+
+    plan: Plan
+    world: World
+    journal: Journal
+    progress: Progress
+    total: int | None = None
+    told: Told | None = None
+    share: Share | None = None
+    norm: Any = None
+    last: float = field(default_factory=time.perf_counter)
+
+    @staticmethod
+    def start(plan: Plan, world: World, run_directory: Path | None) -> Narrator:
+        """Begin to narrate; the plan goes into the journal."""
+        journal = Journal(run_directory, world.rank)
+        if world.rank == 0:
+            journal.write(PlanChosen(str(plan), plan.to_toml(), plan.seconds, plan.memory))
+        most = max(plan.memory, default=None)
+        progress = Progress(rank=world.rank, planned_seconds=plan.seconds, planned_bytes=most)
+        return Narrator(plan, world, journal, progress)
+
+    def expect(self, total: int | None) -> None:
+        """Say how many steps there will be."""
+        self.total = total if total is not None else self.total
+        self.last = time.perf_counter()
+
+    def note(self, told: Told, share: Share, step: int) -> None:
+        """Keep what a step came to."""
+        self.told, self.share = told, share
+
+    def note_norm(self, norm: Any) -> None:
+        """Keep a gradient norm."""
+        self.norm = norm
+
+    def log(
+        self, step: int, loss: Any, tokens: int | None, total: int | None, metrics: Mapping[str, Any]
+    ) -> None:
+        """Report a step."""
+        now = time.perf_counter()
+        seconds, self.last = now - self.last, now
+        told, rank = self.told, self.world.rank
+        value = None if loss is None else float(loss)
+        bubble = told.timeline.bubble if told and told.timeline else None
+        peak = told.peaks[rank] if told else None
+        most = max((p for p in told.peaks if p is not None), default=None) if told else None
+        samples = self.share.total if self.share else None
+        norm = None if self.norm is None else float(self.norm)
+        numbers = {name: float(value) for name, value in metrics.items()}
+        self.journal.write(StepDone(step, value, seconds, samples, tokens, peak, bubble, norm, numbers))
+        compared = self.progress.step(
+            step, loss=value, seconds=seconds, tokens=tokens, samples=samples, peak_bytes=most, bubble=bubble,
+            total=total or self.total,
+        )  # fmt: skip
+        if compared is not None:
+            planned = self.plan.memory[rank] if rank < len(self.plan.memory) else None
+            self.journal.write(replace(compared, planned_bytes=planned, happened_bytes=peak))
+            if told and told.timeline and rank == 0:
+                before = () if self.plan.timeline is None else SpanSeen.of(self.plan.timeline.spans)
+                self.journal.write(TimelineSeen(step, before, SpanSeen.of(told.timeline.spans)))

@@ -1,0 +1,84 @@
+"""Outputs: what the model returns, put together from stages, micro-batches and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from headway.collective.world import Group, World
+from headway.errors import RankError
+from headway.graph.model import Position
+from headway.planner.fingerprint import leaf_text
+from headway.planner.plan import Plan
+from headway.run.microbatch import batch_leaves, join, num_samples
+
+
+@dataclass(frozen=True)
+class Program:
+    """How to get at the model's outputs: a function to call, and how many events come before the model's call."""
+
+    call: Callable[[nn.Module, Any], Any]
+    events: int
+
+
+def program_for(batch: Any, plan: Plan, loss: Callable[[nn.Module, Any], Any], entry: Position) -> Program:
+    """Choose how to call the model on `batch`.
+
+    A batch with the leaves that were planned goes to the loss function, which calls the model; any other holds the
+    model's own inputs.
+    """
+    samples = num_samples(batch)
+    texts = [
+        leaf_text(str(leaf.dtype).removeprefix("torch."), leaf.shape, samples).split(" ")[0] + f" {leaf.dim()}"
+        for leaf in batch_leaves(batch).values()
+        if isinstance(leaf, torch.Tensor)
+    ]
+    planned = [f"{text.split(' ')[0]} {text.count(',') + 1}" for text in (plan.made_for.batch if plan.made_for else ())]
+    if texts == planned:
+        return Program(loss, 0)
+    return Program(_call_directly, entry[0] if entry else 0)
+
+
+def _call_directly(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def gather_outputs(
+    world: World, stages: Group, copies: Group, outputs: Mapping[int, Any], sizes: Sequence[int]
+) -> Any:
+    """Join outputs along dim 0 over micro-batches, then over copies, on every rank; tensors come on the CPU if sent.
+
+    A stage has absent tensors where another stage has the values.
+    """
+    joined = None
+    if outputs:
+        joined = join([_whole(world, stages, outputs[micro]) for micro in sorted(outputs)], sizes)
+    elif stages.size > 1 and sizes:
+        joined = join([_whole(world, stages, None) for _ in sizes], sizes)
+    if copies.size == 1:
+        return joined
+    parts = world.gather_objects((joined, sum(sizes)), copies)
+    filled = [(part, count) for part, count in parts if count]
+    return join([part for part, _ in filled], [count for _, count in filled])
+
+
+def _whole(world: World, stages: Group, output: Any) -> Any:
+    """Put one output together: each leaf from a stage that has its values."""
+    if stages.size == 1:
+        return output
+    leaves, spec = tree_flatten(output) if output is not None else ([], None)
+    values = {i: leaf for i, leaf in enumerate(leaves) if not (isinstance(leaf, torch.Tensor) and leaf.is_meta)}
+    together: dict[int, Any] = {}
+    for theirs, their_spec in world.gather_objects((values, spec), stages):
+        together.update(theirs)
+        spec = their_spec if their_spec is not None else spec
+    if spec is None or len(together) != spec.num_leaves:
+        raise RankError("no stage has what the model returns", remedy="model.predict takes what loss(model, ...) takes")
+    return tree_unflatten([together[i] for i in range(spec.num_leaves)], spec)

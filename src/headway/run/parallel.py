@@ -1,0 +1,329 @@
+"""ParallelModel: the model under a plan; still an nn.Module, with this rank's parameters under their own names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from headway.collective.reduce import Reducer
+from headway.collective.world import World
+from headway.errors import HeadwayError, PlanError
+from headway.launch.identity import identify
+from headway.layout.mesh import Mesh
+from headway.planner.plan import Plan, micro_batches, shares
+from headway.run.buffers import Before, agree
+from headway.run.exchange import Exchange, Told
+from headway.run.execute import Step, Wires
+from headway.run.hold import check_parameters, drop_others, full_state, load_state, same_everywhere
+from headway.run.memory import Meter
+from headway.run.microbatch import Share, cut, offsets, to_device
+from headway.run.narrate import Narrator
+from headway.run.outputs import gather_outputs, program_for
+from headway.run.randomness import Chance, same_generators, seeded
+from headway.run.sharing import Sharing
+from headway.run.stage import Stage
+from headway.schedule.action import Action, Schedule
+from headway.schedule.build import BUILDERS, forward_only
+from headway.schedule.lower import lower
+from headway.schedule.timeline import Timeline
+
+Loss = Callable[[nn.Module, Any], Any]
+
+
+def parallelize(model: nn.Module, loss: Loss, plan: Plan) -> ParallelModel:
+    """Put `model` under `plan` on the processes of this job; rank 0's parameters and buffers go to all.
+
+    Every rank calls it. Parameters that this rank does not hold are let go. Make the optimizer afterwards, from
+    `parameters()` of what is returned. Raises PlanError when the plan is for another model or number of processes.
+    """
+    identity = identify()
+    world = World.start(identity, **({} if identity.deadline is None else {"deadline": identity.deadline}))
+    return ParallelModel(model, loss, plan, world, identity.run_directory)
+
+
+class ParallelModel(nn.Module):
+    """A model that trains as one process would, on many. Made by `parallelize`.
+
+    `metrics` and `timeline` are those of the last `forward_backward` or `evaluate`, the same on every rank.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, plan: Plan, world: World, run_directory: Path | None = None
+    ) -> None:
+        super().__init__()
+        if plan.size != world.size or plan.split is None:
+            raise PlanError(
+                f"the plan is for {plan.size} processes ({plan.data} copies x {plan.pipeline} stages), "
+                f"this job has {world.size}",
+                remedy=f"headway run -n {plan.size}, or plan again on {world.size}",
+            )
+        check_parameters(model, plan)
+        object.__setattr__(self, "module", model)  # not as a submodule: names of parameters stay the model's own
+        self.module: nn.Module
+        self.training = model.training
+        self.plan, self.world, self.run_directory, self.split = plan, world, run_directory, plan.split
+        mesh = Mesh((("pipeline", plan.pipeline), ("data", plan.data)))
+        place = mesh.coordinate(world.rank)
+        self._stage, self._copy = place["pipeline"], place["data"]
+        self._data_group = [world.group(ranks) for ranks in mesh.groups("data")][self._stage]
+        self._pipeline_group = [world.group(ranks) for ranks in mesh.groups("pipeline")][self._copy]
+        self._holders = plan.split.holders()
+        ties = {
+            name: [world.group([mesh.rank(pipeline=s, data=c) for s in stages]) for c in range(plan.data)][self._copy]
+            for name, stages in self._holders.items()
+            if len(stages) > 1
+        }
+        same_everywhere(world, model)
+        held_now = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+        self._meter = Meter.start(world.device, already=held_now)
+        self._part = plan.split.stages[self._stage]
+        self._held = drop_others(model, self._part.parameters)
+        if world.device.type != "cpu":
+            _move(model, world.device)
+        self._stages = {self._stage: Stage.of(plan.split, self._stage, model, loss, world.device)}
+        self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=stage, data=self._copy))
+        trained = {name: p for name, p in self._held.items() if p.requires_grad}
+        shared = {name: group for name, group in ties.items() if name in trained}
+        self._reducer = Reducer(world, self._data_group, trained, shared=shared)
+        self._seed = int(world.broadcast_object(torch.initial_seed()))
+        self._step = 0
+        self._schedules: dict[tuple[int, bool], Schedule] = {}
+        self._exchange = Exchange.join(world)
+        self._sharing = Sharing(world, plan.data, self._copy, self._data_group)
+        self.metrics: Mapping[str, float] = {}
+        self.timeline: Timeline | None = None
+        object.__setattr__(self, "_narrator", Narrator.start(plan, world, run_directory))
+
+    # training
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield this rank's share of each global batch of `loader`, which every rank iterates over alike.
+
+        The random generators of all ranks are set to rank 0's first, so that a shuffling loader gives the same order.
+        """
+        same_generators(self.world)
+        total = len(loader) if hasattr(loader, "__len__") else None
+        self._narrator.expect(total if self.training else None)
+        for batch in loader:
+            yield self.share(batch)
+
+    def share(self, global_batch: Any) -> Any:
+        """Take this rank's samples of a global batch (any pytree of tensors with samples along dim 0)."""
+        return self._sharing.share(global_batch)
+
+    def forward_backward(self, batch: Any) -> torch.Tensor:
+        """Run the whole schedule on this rank's share of a global batch, and reduce the gradients.
+
+        Afterwards `.grad` of each of this rank's parameters is that of the loss over the global batch, added to what
+        was there. Returns that loss, a float64 scalar, the same on every rank (nan when nothing was counted).
+        """
+        part, share = self._sharing.recognise(batch)
+        before = Before.of(self.module, self._part.owned_buffers) if self.training else Before({})
+        scale = 1.0 / self.plan.global_batch
+        self._reducer.begin()
+        chances = self._chances(share)
+        with torch.enable_grad(), self._seeding():
+            step, told = self._walk(part, share, train=True, scale=scale, chances=chances)
+        # totals were scaled by 1 / planned samples, known beforehand; what they should be divided by is known now
+        self._reducer.finish(self.plan.global_batch / told.count if told.count not in (0, self.plan.global_batch) else 1.0)
+        agree(self.world, self._data_group, self.module, before)
+        self._wires.flush()
+        self._step += 1
+        return self._result(told, share)
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients down so that their norm, over the whole model, is at most `max_norm`; return the norm.
+
+        As `torch.nn.utils.clip_grad_norm_`; a tied parameter counts once. The norm is the same on every rank.
+        """
+        counted = [
+            p.grad
+            for name, p in self._held.items()
+            if p.grad is not None and self._holders[name][0] == self._stage
+        ]
+        norm = get_total_norm(counted) if counted else torch.zeros((), device=self.world.device)
+        if self._pipeline_group.size > 1:
+            square = norm.double() ** 2
+            self.world.all_reduce(square, self._pipeline_group)
+            norm = square.sqrt().to(norm.dtype if counted else torch.float64)
+        clip_grads_with_norm_([p for p in self._held.values() if p.grad is not None], max_norm, norm)
+        self._narrator.note_norm(norm)
+        return norm
+
+    # evaluation
+
+    def evaluate(self, batch: Any) -> torch.Tensor:
+        """Compute the loss over a global batch, of which this rank passes its share, in eval mode, without gradients.
+
+        Returns a float64 scalar, the same on every rank; `metrics` are set too.
+        """
+        part, share = self._sharing.recognise(batch)
+        with torch.no_grad(), self._evaluating():
+            _, told = self._walk(part, share, train=False)
+        self._wires.flush()
+        return self._result(told, share)
+
+    def predict(self, batch: Any) -> Any:
+        """Compute what `model(...)` returns for a batch, in eval mode, on every rank (all ranks call it).
+
+        `batch` is a global batch or this rank's share of one, as `loss` takes it, or the model's own inputs: a tensor,
+        a tuple of positional or a dict of keyword arguments. Rows come back for the whole global batch, in order.
+        """
+        part, share = self._sharing.recognise(batch)
+        program = program_for(batch, self.plan, self._stages[self._stage].loss, self.split.entry)
+        with torch.no_grad(), self._evaluating():
+            step = self._begin(part, share, scale=1.0, chances=None, program=program)
+            self._run(step, train=False)
+        self._wires.flush()
+        return gather_outputs(self.world, self._pipeline_group, self._data_group, step.outputs, step.sizes)
+
+    # state
+
+    def train(self, mode: bool = True) -> ParallelModel:
+        """Switch between training and evaluation (dropout, batch norm), as for any module."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters under the model's own names."""
+        for name, parameter in self._held.items():
+            yield (f"{prefix}.{name}" if prefix else name), parameter
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the model's buffers; those that the program changes are right on the stage that changes them."""
+        yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """Return the full state of the undivided model, original names, on the CPU. Every rank calls it."""
+        if args or kwargs:
+            raise TypeError("ParallelModel.state_dict takes no arguments: it is the undivided model's, every rank's")
+        return full_state(self.world, self._pipeline_group, self.module, self._part, self._holders)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:  # type: ignore[override]
+        """Load a full state (as `state_dict` gives it) into what this rank holds."""
+        load_state(self.module, state_dict)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; only where each rank has the whole of it."""
+        if self.split.num_stages > 1:
+            raise HeadwayError(
+                f"the model is divided into {self.split.num_stages} stages, so it cannot be called directly",
+                remedy="model.predict(batch) for its outputs, model.evaluate(batch) for the loss",
+            )
+        return self.module(*args, **kwargs)
+
+    # what it says
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints."""
+        return self.world.rank == 0
+
+    def log(
+        self, step: int, *, loss: Any = None, tokens: int | None = None, total: int | None = None, **metrics: Any
+    ) -> None:
+        """Report a step: a progress line on rank 0, an entry in each rank's journal.
+
+        `tokens` of the global batch, `total` steps: found by themselves where batches are [samples, tokens] of
+        integers and the loader has a length. Further numbers are kept as metrics.
+        """
+        self._narrator.log(step, loss, tokens, total, {**self.metrics, **metrics})
+
+    # inside
+
+    def _begin(
+        self, part: Any, share: Share, *, scale: float, chances: Sequence[Chance | None] | None, program: Any = None
+    ) -> Step:
+        sizes = self._sizes(share, share.samples)
+        pieces = [to_device(cut(part, start, stop), self.world.device) for start, stop in offsets(sizes)]
+        none: Sequence[Chance | None] = [None] * len(sizes)
+        return Step(
+            stages=self._stages, wires=self._wires, reducers={self._stage: self._reducer}, micro_batches=pieces,
+            sizes=sizes, chances=none if chances is None else chances, scale=scale, program=program,
+        )  # fmt: skip
+
+    def _run(self, step: Step, *, train: bool) -> None:
+        if step.sizes:
+            step.walk(self._schedule(len(step.sizes), train), self._stage)
+
+    def _walk(
+        self, part: Any, share: Share, *, train: bool, scale: float = 1.0, chances: Sequence[Chance] | None = None
+    ) -> tuple[Step, Told]:
+        step = self._begin(part, share, scale=scale, chances=chances)
+        self._run(step, train=train)
+        if train:
+            self._reducer.launch()
+        told = self._exchange.tell(step.losses, step.seen, self._actions(share, train), self._meter.peak())
+        return step, told
+
+    def _result(self, told: Told, share: Share) -> torch.Tensor:
+        self.metrics, self.timeline = told.metrics, told.timeline
+        self._narrator.note(told, share, self._step)
+        return torch.tensor(float("nan") if told.loss is None else told.loss, dtype=torch.float64)
+
+    def _sizes(self, share: Share, samples: int) -> tuple[int, ...]:
+        """Give the sizes of a copy's micro-batches: as planned, or of at most the planned size for another batch."""
+        if samples == 0:
+            return ()
+        plan = self.plan
+        count = plan.num_micro_batches if share.total == plan.global_batch else -(-samples // plan.micro_batch)
+        return micro_batches(samples, min(count, samples), plan.micro_batch)
+
+    def _chances(self, share: Share) -> list[Chance | None]:
+        if not self.split.random or not self.training:
+            return [None] * len(self._sizes(share, share.samples))
+        sizes = self._sizes(share, share.samples)
+        return [Chance(self._seed, self._step, share.start + start, stop - start) for start, stop in offsets(sizes)]
+
+    def _schedule(self, count: int, train: bool) -> Schedule:
+        key = (count, train)
+        if key not in self._schedules:
+            stages = self.split.num_stages
+            built = BUILDERS[self.plan.schedule](stages, count) if train else forward_only(stages, count)
+            self._schedules[key] = lower(built, self.split.edges, reduce=train and self.plan.data > 1)
+        return self._schedules[key]
+
+    def _actions(self, share: Share, train: bool) -> list[tuple[Action, ...]]:
+        """List the actions of each rank of the world; copies may have different numbers of micro-batches."""
+        per_copy = []
+        for samples in shares(share.total, self.plan.data):
+            sizes = self._sizes(share, samples)
+            per_copy.append(self._schedule(len(sizes), train).ranks if sizes else ((),) * self.split.num_stages)
+        return [ranks[stage] for stage in range(self.split.num_stages) for ranks in per_copy]
+
+    def _seeding(self) -> Any:
+        """Keep the global generators as they are: stages draw different numbers, but loaders must not."""
+        return seeded(self._seed + self._step) if self.split.random else nullcontext()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = [(module, module.training) for module in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Move parameters and buffers that have values, keeping the Parameter objects."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.is_meta:
+                parameter.data = parameter.data.to(device)
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = buffer.to(device)
