@@ -117,8 +117,8 @@ def build_loaders(options: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
     train, held_out = (Windows(text, options.context) for text in read_text())
     generator = torch.Generator().manual_seed(options.seed)
     sampler = RandomSampler(train, num_samples=options.steps * options.batch, generator=generator)
-    spread = range(0, len(held_out), max(1, len(held_out) // (8 * options.batch)))
-    held_out = torch.utils.data.Subset(held_out, list(spread)[: 8 * options.batch])
+    spread = range(0, len(held_out), max(1, len(held_out) // (16 * options.batch)))
+    held_out = torch.utils.data.Subset(held_out, list(spread)[: 16 * options.batch])
     return DataLoader(train, options.batch, sampler=sampler), DataLoader(held_out, options.batch)
 
 
@@ -149,13 +149,13 @@ def sample(model: nn.Module, prompts: list[str], length: int, context: int, seed
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=288)
+    parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--context", type=int, default=128, help="bytes that the model sees")
-    parser.add_argument("--batch", type=int, default=16, help="global batch: samples of one step over all processes")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--batch", type=int, default=8, help="global batch: samples of one step over all processes")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
     parser.add_argument("--sample", type=int, default=120, help="bytes to write at the end")
