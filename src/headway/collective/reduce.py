@@ -1,0 +1,300 @@
+"""Reducer: sums gradients over the copies of a model while backward still runs, in an order all copies share.
+
+    backward     ..., block 5, block 4, block 3, block 2, ...
+    buckets      [5.mlp.up] [5.attn.qkv] [4.mlp.up] ...  and, last, [all small ones | who was used]
+                  all-reduced as soon as they and all before them are ready
+
+A large gradient is a bucket by itself and is reduced where autograd left it, without a copy. Small ones are copied into
+one flat buffer, and their `.grad` become views of it. The last buffer also carries, per parameter, how many ranks had a
+gradient at all, so that one that nobody used stays None, as in one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from headway.collective.bucket import MEBIBYTE, Bucket, Slot, make_buckets, make_slot
+from headway.collective.world import Group, World
+from headway.errors import RankError
+
+
+class Reducer:
+    """Reduces the gradients of `parameters` (name -> Parameter) over the ranks of `group`: the sum, times `scale`.
+
+    `shared` names parameters that other stages hold too, with the group of ranks (one a stage) that hold them: their
+    gradients are then summed over that group as well. Frozen parameters are left alone. A parameter of `direct_bytes`
+    or more is reduced by itself, smaller ones in buckets of up to `bucket_bytes`. Raises RankError when the ranks of
+    the group do not hold the same parameters.
+
+    One step: `begin()`, backward any number of times, `arm()`, the last backward, `finish()`.
+    Buckets after Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
+    """
+
+    def __init__(
+        self,
+        world: World,
+        group: Group,
+        parameters: Mapping[str, Parameter],
+        *,
+        bucket_bytes: int = 25 * MEBIBYTE,
+        direct_bytes: int = MEBIBYTE // 4,
+        shared: Mapping[str, Group] | None = None,
+    ) -> None:
+        self._world = world
+        self._group = group
+        self._bucket_bytes = bucket_bytes
+        self._direct_bytes = direct_bytes
+        self._armed = False
+        self._next = 0
+        self.unused: tuple[str, ...] = ()
+        shared = {name: over for name, over in (shared or {}).items() if over.size > 1}
+        self._slots: list[Slot] = []
+        taken: set[int] = set()
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and id(parameter) not in taken:
+                taken.add(id(parameter))
+                self._slots.append(make_slot(name, parameter, len(self._slots), shared.get(name)))
+        self._shared = sorted((slot for slot in self._slots if slot.shared is not None), key=lambda slot: slot.name)
+        self._buckets: list[Bucket] = []
+        self._order: list[int] | None = None  # in which gradients became ready, noted once
+        self._hooks: list[Any] = []
+        if group.size > 1:
+            self._agree()
+        if group.size > 1 and self._slots:
+            self._assign(list(reversed(self._slots)))
+            self._order = []
+            self._hooks = [slot.parameter.register_post_accumulate_grad_hook(self._hook(slot)) for slot in self._slots]
+
+    @property
+    def buckets(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the parameters in each bucket, in the order in which they are reduced."""
+        return tuple(tuple(slot.name for slot in bucket.slots) for bucket in self._buckets)
+
+    def begin(self) -> None:
+        """Start a step: gradients that are there already are kept aside, and added by `finish`."""
+        self._armed = False
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.slots)
+            bucket.pending = None
+        for slot in self._slots:
+            slot.seen = False
+            grad = slot.parameter.grad
+            slot.earlier = None
+            if grad is not None:
+                # An earlier gradient may live in the bucket that is about to be written.
+                in_bucket = slot.view is not None and grad.data_ptr() == slot.view.data_ptr()
+                slot.earlier = grad.clone() if in_bucket else grad
+                slot.parameter.grad = None
+
+    def arm(self) -> None:
+        """Say that the next backward is the last of this step: gradients are reduced as they become ready."""
+        self._armed = True
+
+    def launch(self) -> None:
+        """Start reducing all that has not been started (also gradients that will stay absent), without waiting."""
+        self._armed = False
+        for bucket in self._buckets[self._next :]:
+            for slot in bucket.slots:
+                if not slot.seen and slot.parameter.grad is not None:
+                    self._take(slot, slot.parameter.grad)
+            self._start(bucket)
+
+    def finish(self, scale: float = 1.0) -> None:
+        """Reduce what is left, wait for all, multiply this step's gradients by `scale`, add the earlier ones.
+
+        A parameter that no rank used keeps its earlier gradient, or None. Raises PeerError when a rank is lost or late.
+        """
+        self.launch()
+        for bucket in self._buckets:
+            assert bucket.pending is not None
+            bucket.pending.wait()
+            bucket.pending = None
+            if scale != 1.0 and bucket.values is not None:
+                bucket.values.mul_(scale)
+        used = self._used()
+        self._reduce_shared(used)
+        for slot in self._slots:
+            self._settle(slot, used[slot.number], scale)
+        self.unused = tuple(slot.name for slot in self._slots if not used[slot.number])
+        if self._order:
+            self._learn(self._order)
+            self._order = None
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    # ---- while backward runs
+
+    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+        def ready(parameter: torch.Tensor) -> None:
+            if not self._armed:
+                return
+            assert parameter.grad is not None
+            if slot.seen:
+                raise RankError(
+                    f"{slot.name} got a second gradient in the last backward of the step",
+                    place=f"the reduction over ranks {self._group.ranks}",
+                    remedy="call backward once after arm(), or use checkpoint(..., use_reentrant=False)",
+                )
+            self._take(slot, parameter.grad)
+            if self._order is not None:
+                self._order.append(slot.number)
+            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+                self._start(self._buckets[self._next])
+
+        return ready
+
+    def _take(self, slot: Slot, grad: torch.Tensor) -> None:
+        """Put a complete gradient where it will be reduced."""
+        if grad.layout != torch.strided:
+            raise RankError(
+                f"the gradient of {slot.name} is sparse ({grad.layout}), and only dense ones are reduced",
+                remedy="build the embedding with sparse=False",
+            )
+        if grad.requires_grad:  # backward(create_graph=True)
+            grad = grad.detach()
+        if slot.view is not None:
+            slot.view.copy_(grad)
+            slot.parameter.grad = slot.view
+        elif grad.stride() != slot.stride or not _alone_in_memory(grad):
+            slot.parameter.grad = torch.empty_like(slot.parameter, requires_grad=False).copy_(grad)
+        slot.seen = True
+        assert slot.bucket is not None
+        slot.bucket.missing -= 1
+
+    def _start(self, bucket: Bucket) -> None:
+        """All-reduce a bucket; what is missing in it counts as zero."""
+        self._next = bucket.number + 1
+        if bucket.missing:
+            for slot in bucket.slots:
+                if not slot.seen and slot.view is not None:
+                    slot.view.zero_()
+                elif not slot.seen:
+                    slot.parameter.grad = torch.zeros_like(slot.parameter, requires_grad=False)
+        tensor = bucket.flat
+        if tensor is None:
+            grad = bucket.slots[0].parameter.grad
+            assert grad is not None
+            tensor = _flat(grad)
+        if bucket.flags is not None:
+            bucket.flags.fill_(1.0)
+            absent = [slot.number for slot in self._slots if not slot.seen]
+            if absent:
+                bucket.flags[absent] = 0.0
+        bucket.pending = self._world.start_all_reduce(tensor, self._group, awaited=bucket.awaited)
+
+    # ---- after it
+
+    def _used(self) -> list[bool]:
+        """Tell for each parameter whether any rank of the group had a gradient; read from the wire only if need be."""
+        if not self._buckets:
+            return [slot.parameter.grad is not None for slot in self._slots]
+        if all(slot.seen for slot in self._slots):
+            return [True] * len(self._slots)
+        flags = self._buckets[-1].flags
+        assert flags is not None
+        return [count > 0 for count in flags.tolist()]
+
+    def _reduce_shared(self, used: list[bool]) -> None:
+        """Sum the gradients of tied parameters over the stages that hold them."""
+        under_way = []
+        for slot in self._shared:
+            grad = slot.parameter.grad
+            buffer = torch.zeros(slot.parameter.numel() + 1, dtype=slot.parameter.dtype, device=slot.parameter.device)
+            if used[slot.number]:
+                assert grad is not None
+                buffer[:-1].view(slot.parameter.shape).copy_(grad)
+                buffer[-1] = 1.0
+            awaited = f"the gradient of {slot.name}, which stages share"
+            under_way.append((slot, buffer, self._world.start_all_reduce(buffer, slot.shared, awaited=awaited)))
+        for slot, buffer, pending in under_way:
+            pending.wait()
+            used[slot.number] = bool(buffer[-1].real > 0)
+            if used[slot.number]:
+                grad = torch.empty_like(slot.parameter, requires_grad=False)
+                slot.parameter.grad = grad.copy_(buffer[:-1].view(slot.parameter.shape))
+
+    def _settle(self, slot: Slot, used: bool, scale: float) -> None:
+        """Scale one reduced gradient, unless its bucket was, and add the earlier one."""
+        grad = slot.parameter.grad
+        earlier, slot.earlier = slot.earlier, None
+        if used and slot.view is not None:
+            grad = slot.parameter.grad = slot.view  # other ranks' sum, when this one had none
+        if not used or grad is None:
+            slot.parameter.grad = earlier
+            return
+        if scale != 1.0 and slot.view is None:
+            if not _alone_in_memory(grad):
+                grad = slot.parameter.grad = grad.clone()
+            grad.detach().mul_(scale)
+        if earlier is None:
+            return
+        if slot.view is not None:
+            grad.detach().add_(earlier)
+        elif earlier.requires_grad or grad.requires_grad or not _alone_in_memory(earlier):
+            slot.parameter.grad = earlier + grad
+        else:
+            slot.parameter.grad = earlier.add_(grad)
+
+    # ---- which buckets
+
+    def _agree(self) -> None:
+        """Check that all ranks of the group hold the same parameters."""
+        mine = [
+            (slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype), slot.parameter.stride())
+            for slot in self._slots
+        ]
+        digests = self._world.gather_objects(hashlib.sha256(repr(mine).encode()).hexdigest(), self._group)
+        if len(set(digests)) == 1:
+            return
+        lists = self._world.gather_objects(mine, self._group)
+        for rank, theirs in zip(self._group.ranks, lists, strict=True):
+            for number in range(max(len(mine), len(theirs))):
+                ours, other = (these[number] if number < len(these) else None for these in (lists[0], theirs))
+                if ours != other:
+                    raise RankError(
+                        f"ranks {self._group.ranks[0]} and {rank} do not hold the same parameters: number {number} is "
+                        f"{_written(ours)} on the one and {_written(other)} on the other",
+                        remedy="build the same model on every rank",
+                    )
+
+    def _learn(self, order: list[int]) -> None:
+        """Take over the order in which the first rank's gradients became ready; the rest keep theirs, at the end."""
+        order = self._world.broadcast_object(order, source=self._group.ranks[0], group=self._group)
+        known = set(order)
+        rest = [slot for slot in reversed(self._slots) if slot.number not in known]
+        slots = [self._slots[number] for number in order] + rest
+        if slots != [slot for bucket in self._buckets for slot in bucket.slots]:
+            self._assign(slots)
+
+    def _assign(self, slots: Sequence[Slot]) -> None:
+        self._buckets = make_buckets(slots, bucket_bytes=self._bucket_bytes, direct_bytes=self._direct_bytes)
+
+
+def _flat(grad: torch.Tensor) -> torch.Tensor:
+    """Return a dense gradient as it lies in memory, [numel]."""
+    return torch.as_strided(grad.detach(), (grad.numel(),), (1,))
+
+
+def _alone_in_memory(grad: torch.Tensor) -> bool:
+    """Tell whether nothing else sees this gradient's memory, so that it may be written.
+
+    Autograd gives a parameter the very memory of a gradient that flows on to others when it reached it through a view.
+    No public name counts the users of a storage; where the private one is missing the answer is no, and costs a copy.
+    """
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    # Two users: the gradient, and the storage object that this line makes.
+    return count is not None and count(grad.untyped_storage()._cdata) <= 2
+
+
+def _written(parameter: tuple[Any, ...] | None) -> str:
+    return "absent" if parameter is None else f"{parameter[0]} {list(parameter[1])} {parameter[2]}"
