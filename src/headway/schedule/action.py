@@ -126,6 +126,18 @@ class Schedule:
         """Tell whether two stages are on the same rank, so that values are handed over without a message."""
         return self.placement[stage] == self.placement[other]
 
+    @cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """Count for each stage the micro-batches whose activations it keeps at once: started F without B or W."""
+        most, now = [0] * self.num_stages, [0] * self.num_stages
+        for action in (action for actions in self.ranks for action in actions):
+            if action.kind is Kind.F:
+                now[action.stage] = now[action.stage] + 1 if self.trains else 1
+                most[action.stage] = max(most[action.stage], now[action.stage])
+            elif action.kind is Kind.B or action.kind is Kind.W:
+                now[action.stage] -= 1
+        return tuple(most)
+
     def stages(self, rank: int) -> tuple[int, ...]:
         """List the stages that a rank holds."""
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
@@ -200,8 +212,8 @@ def _gradients(kind: Kind, stage: int, micro: int, within: Schedule | int) -> tu
     )
 
 
-def walk(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """Yield (rank, action) in an order that `needs` and each rank's own order allow, in O(actions).
+def walk(schedule: Schedule) -> Iterator[tuple[int, Action, tuple[Action, ...]]]:
+    """Yield (rank, action, its needs) in an order that `needs` and each rank's own order allow, in O(actions).
 
     Sends do not wait for their receiver. Raises PlanError, after all that can be done, when the rest never can.
     """
@@ -214,11 +226,12 @@ def walk(schedule: Schedule) -> Iterator[tuple[int, Action]]:
         actions = schedule.ranks[rank]
         while cursor[rank] < len(actions):
             action = actions[cursor[rank]]
-            missing = next((need for need in needs(action, schedule) if need not in done), None)
+            needed = needs(action, schedule)
+            missing = next((need for need in needed if need not in done), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break
-            yield rank, action
+            yield rank, action, needed
             done.add(action)
             cursor[rank] += 1
             if action in waiting:
@@ -265,8 +278,8 @@ def grid(schedule: Schedule) -> str:
     seen = [0] * schedule.num_ranks
     now = [0] * schedule.num_ranks
     try:
-        for rank, action in walk(schedule):
-            start = max([now[rank], *(done[need] for need in needs(action, schedule))])
+        for rank, action, needed in walk(schedule):
+            start = max([now[rank], *(done[need] for need in needed)])
             if action.kind in COMPUTES:
                 cells[rank] += ["."] * (start - len(cells[rank])) + [_label(action, several)]
                 start += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.schedule.action import COMPUTES, Action, Edge, Kind, Schedule, needs, walk
+from headway.schedule.action import COMPUTES, Action, Edge, Kind, Schedule, walk
 from headway.schedule.costs import Costs
 from headway.schedule.memory import replay
 from headway.schedule.timeline import Span, Timeline, recorded
@@ -30,10 +30,10 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     ended: dict[Action, float] = {}
     flights: dict[Action, tuple[float, float]] = {}
     spans: list[Span] = []
-    for rank, action in walk(schedule):
+    for rank, action, needed in walk(schedule):
         kind, stage = action.kind, action.stage
         start = now = free[rank]
-        for need in needs(action, schedule):
+        for need in needed:
             now = max(now, ended[need] if placement[need.stage] == rank else flights[need][1])
         if kind in table:
             start = now + costs.gap
