@@ -130,7 +130,7 @@ GPT = "--layers 2 --width 32 --heads 2 --context 32 --batch 8 --steps 6 --sample
 DIGITS = "--width 8 --depth 1 --epochs 2".split()
 STARTS = {
     "python": [sys.executable],
-    "headway": [sys.executable, "-m", "headway.cli", "run", "-n", "2"],
+    "headway": [sys.executable, "-m", "headway", "run", "-n", "2"],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 

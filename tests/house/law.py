@@ -14,6 +14,7 @@ ORDER = (
     ("run",),
     ("report", "checkpoint"),
     ("cli",),
+    ("__main__",),
 )
 
 NEIGHBOURS = {
