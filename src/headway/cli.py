@@ -25,7 +25,7 @@ def headway() -> None:
     """Train an ordinary PyTorch script on many devices: Headway decides how, says why, and does it."""
 
 
-@headway.command(context_settings=dict(_SCRIPT))
+@headway.command(context_settings=dict(_SCRIPT), short_help="Run a script on N processes on this machine.")
 @click.option("-n", "num_processes", type=int, required=True, metavar="N", help="Processes to start on this machine.")
 @click.option("--device-memory", metavar="SIZE", help='What each process may allocate, as "512MiB": a real limit.')
 @click.option("--name", metavar="NAME", help="Name of the run's directory, runs/NAME; the next free number by default.")
@@ -53,7 +53,7 @@ def run(
     return start(Job(script, arguments, num_processes, memory, name, seconds))
 
 
-@headway.command(context_settings=dict(_SCRIPT))
+@headway.command(context_settings=dict(_SCRIPT), short_help="Print the plan a script would train by, and why.")
 @click.option("--cluster", metavar="TEXT", help='The machine to plan for, as "8xcpu:256MiB"; this one by default.')
 @click.option("--fixed", multiple=True, metavar="KEY=VALUE", help="A decision that is yours, as pipeline=2. Repeat.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the plan there, as TOML.")
@@ -77,7 +77,7 @@ def plan(
     return 0
 
 
-@headway.command()
+@headway.command(short_help="Show a run or a plan as text.")
 @click.argument("path", metavar="RUN_OR_PLAN", type=click.Path(path_type=Path))
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a Chrome trace there too.")
 def show(path: Path, trace: Path | None) -> int:
@@ -109,7 +109,7 @@ def show(path: Path, trace: Path | None) -> int:
     return 0
 
 
-@headway.command()
+@headway.command(short_help="Measure this machine.")
 @click.option("-n", "num_processes", type=click.IntRange(2), default=2, help="Processes between which to measure.")
 def doctor(num_processes: int) -> int:
     """Measure this machine: versions, cores, memory, links between processes, and what would be used."""

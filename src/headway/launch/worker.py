@@ -6,14 +6,16 @@ import ctypes
 import datetime
 import faulthandler
 import os
+import platform
 import runpy
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
 
-from headway.journal import Journal, RunEnded
+from headway.journal import Journal, RunEnded, RunStarted
 from headway.launch.failure import failure_of
 from headway.launch.identity import Identity, identify, listening_socket
 from headway.launch.limit import lift_limit, limit_memory
@@ -44,6 +46,10 @@ def _run(identity: Identity, script: str, arguments: Sequence[str], log: TextIO)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     store = None
+    if identity.rank == 0:
+        found = {"torch": version("torch"), "python": platform.python_version()}
+        started = RunStarted(script, tuple(arguments), identity.launcher, identity.size, identity.device_memory, found)
+        journal.write(started)
     try:
         if identity.size > 1:
             store = _host_meeting_point(identity)
