@@ -54,6 +54,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 # Rooms and files that may import the face itself, and why.
 FACE: dict[str, str] = {
     "launch/limit.py": "warms up everything that a script may ask for, before the memory limit begins",
+    "report/doctor.py": "says which version it is",
 }
 
 # "file: name" of each private name of another package that no public one replaces; "name" where any file may use it.
@@ -62,6 +63,10 @@ PRIVATE_NAMES: dict[str, str] = {
     "graph/record.py: _python_dispatch": "TorchDispatchMode, which torch documents, has no other home",
     "graph/record.py: _getframe": "the user's line of each call; inspect.stack reads every file on the way",
     "graph/record.py: _buffers": "puts back buffers that a recording replaced, in their order",
+    "collective/reduce.py: _C": "counts a storage's users; without it a copy is made, as a comment there says",
+    "collective/reduce.py: _cdata": "the argument of that count",
+    "run/hold.py: _parameters": "swaps a parameter where modules override __setattr__",
+    "run/parallel.py: _buffers": "swaps a buffer where modules override __setattr__",
     "graph/record.py: _scaled_dot_product_flash_attention_for_cpu": "on meta the public call takes another kernel",
 }
 
@@ -69,4 +74,6 @@ PRIVATE_NAMES: dict[str, str] = {
 MODULE_STATE: dict[str, str] = {}
 
 # "file: class" of each dataclass that is not frozen, outside the rooms that may change things.
-MUTABLE_DATACLASSES: dict[str, str] = {}
+MUTABLE_DATACLASSES: dict[str, str] = {
+    "graph/record.py: _OpenModule": "filled while the program runs; becomes a frozen ModuleCall",
+}

@@ -117,6 +117,8 @@ def own_private_names() -> frozenset[str]:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
                 names.add(node.id if isinstance(node, ast.Name) else node.attr)
+            if isinstance(node, ast.Call) and dotted(node.func) in ("object.__setattr__", "hidden"):
+                names |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
     return frozenset(name for name in names if name.startswith("_"))
 
 
