@@ -125,8 +125,8 @@ def temporary_bytes(graph: ModelGraph, first: int, last: int) -> int:
     """Return the most bytes above the activations that one F or B of the stage needs at any moment.
 
     Forward, at call i: storages that are live and not kept, less the kept ones that do not exist yet. Backward, at call
-    i: gradients of live differentiable storages, and of the call's weights before they are added up, less the kept
-    storages that only later calls saved (freed by then).
+    i: gradients of live differentiable storages (two of one written in place), and of the call's weights before they
+    are added up, less the kept storages that only later calls saved (freed by then).
     """
     size = last - first
     if size <= 0:
@@ -157,9 +157,15 @@ def temporary_bytes(graph: ModelGraph, first: int, last: int) -> int:
         if storage in differentiable:
             backward[begin] += number
             backward[end + 1] -= number
-    weights = [parameter_bytes(graph, call.parameters, trainable=True) for call in graph.calls[first:last]]
-    during = [live + weight for live, weight in zip(accumulate(backward[:size]), weights, strict=True)]
+    during = [live + _own(graph, first + place) for place, live in enumerate(accumulate(backward[:size]))]
     return max(0, *accumulate(forward[:size]), *during)
+
+
+def _own(graph: ModelGraph, index: int) -> int:
+    """Return what a call's backward makes beside gradients of storages: those of weights, and a second one in place."""
+    call = graph.calls[index]
+    written = {graph.values[v].storage for v in call.writes if graph.values[v].requires_grad}
+    return parameter_bytes(graph, call.parameters, trainable=True) + sum(graph.storages[s] for s in written)
 
 
 def stage_memory(
