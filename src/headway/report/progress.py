@@ -67,7 +67,7 @@ class Progress:
         After the third call, return what was planned beside what happened (and show it), on every rank.
         """
         now = self._clock()
-        self._measure(now, seconds)
+        self._measure(now)
         compared = self._compare(step, seconds, peak_bytes)
         if self._shows:
             speed = _speed(seconds, tokens, samples)
@@ -91,14 +91,14 @@ class Progress:
             self._live = None
         atexit.unregister(self.close)
 
-    def _measure(self, now: float, seconds: float | None) -> None:
+    def _measure(self, now: float) -> None:
         """Follow the seconds between steps: loading of data counts for the time that is left."""
-        between = seconds if self._last_call is None else now - self._last_call
-        self._last_call = now
-        if between is not None:
+        if self._last_call is not None:
+            between = now - self._last_call
             # The first steps are slower than the rest: they are forgotten faster than the smoothing would.
-            weight = max(_NEWEST, 1 / (self._num_steps + 1))
+            weight = max(_NEWEST, 1 / self._num_steps)
             self._smoothed = between if self._smoothed is None else self._smoothed + weight * (between - self._smoothed)
+        self._last_call = now
         self._num_steps += 1
 
     def _compare(self, step: int, seconds: float | None, peak_bytes: int | None) -> PlannedBesideHappened | None:
@@ -110,7 +110,7 @@ class Progress:
         return PlannedBesideHappened(step, self._planned_seconds, happened, self._planned_bytes, peak_bytes)
 
     def _left(self, step: int, total: int | None) -> float | None:
-        if total is None or self._smoothed is None or self._num_steps < 2:
+        if total is None or self._smoothed is None:
             return None
         return max(0, total - step - 1) * self._smoothed
 
