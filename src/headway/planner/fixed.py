@@ -50,7 +50,8 @@ def read_fixed(
         stages = numbers.setdefault("pipeline", len(cuts) + 1)
         if stages != len(cuts) + 1:
             raise _refuse(
-                f"{len(cuts)} cuts make {len(cuts) + 1} stages, pipeline={stages} asks for {stages}",
+                f"{len(cuts)} cut{'s make' if len(cuts) != 1 else ' makes'} {len(cuts) + 1} stages, "
+                f"pipeline={stages} asks for {stages}",
                 "cuts",
                 f"pipeline={len(cuts) + 1}, or {stages - 1} cuts",
             )
@@ -62,11 +63,11 @@ def read_fixed(
 
 def _check_ranks(fixed: Fixed, size: int, graph: ModelGraph) -> None:
     data, pipeline = fixed.data or 1, fixed.pipeline or 1
-    ranks = "1 process" if size == 1 else f"{size} processes"
     if data * pipeline > size:
         names = [f"{name}={value}" for name, value in (("data", fixed.data), ("pipeline", fixed.pipeline)) if value]
+        there = "there is 1 process" if size == 1 else f"there are {size} processes"
         raise PlanError(
-            f"{' and '.join(names)} need {data * pipeline} processes, there are {ranks}".replace("are 1 ", "is 1 "),
+            f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {data * pipeline} processes, {there}",
             place="fixed=",
             remedy=f"start {data * pipeline} processes (headway run -n {data * pipeline} ...), or a smaller value",
         )

@@ -1,0 +1,97 @@
+"""fixed=: every decision is used as given, or refused with fact, place and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.cost.cluster import Cluster
+from headway.errors import PlanError
+from headway.planner.fixed import KEYS
+from headway.planner.plan import Plan
+from headway.planner.search import search
+from tests.cost.graphs import chain, times
+
+
+def plan(size: int = 4, batch: int = 12, **fixed: object) -> Plan:
+    return search(lambda n: chain(n, (64,) * 7), times, Cluster(f"{size}xcpu:1GiB"), global_batch=batch, fixed=fixed)
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"data": 1}, {"data": 2}, {"data": 4}, {"pipeline": 1}, {"pipeline": 2}, {"pipeline": 4},
+        {"data": 2, "pipeline": 2}, {"data": 1, "pipeline": 1}, {"schedule": "gpipe"},
+        {"schedule": "one_f_one_b", "pipeline": 2}, {"schedule": "gpipe", "pipeline": 2}, {"micro_batch": 1},
+        {"micro_batch": 3}, {"num_micro_batches": 1}, {"num_micro_batches": 3},
+        {"pipeline": 4, "num_micro_batches": 12},
+        {"data": 2, "micro_batch": 4, "num_micro_batches": 2}, {"cuts": ("cut.2",)}, {"cuts": ("cut.1", "cut.5")},
+        {"cuts": ()}, {"pipeline": 3, "cuts": ("cut.2", "cut.3")}, {"chunks": 1}, {"shard": "none"}, {"tensor": 1},
+        {"recompute": "none"}, {"precision": "float32"}, {"codec": "fp32"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_fixed_is_used(fixed: dict[str, object]) -> None:
+    result = plan(**fixed)
+    assert {name: getattr(result, name) for name in fixed} == fixed
+    assert result.split is not None and result.split.num_stages == result.pipeline
+    assert sum(sum(result.micro_batches_of(copy)) for copy in range(result.data)) == 12
+
+
+def test_a_list_of_cuts_or_one_name_will_do() -> None:
+    assert plan(cuts=["cut.2"]).cuts == ("cut.2",) == plan(cuts="cut.2").cuts
+
+
+@pytest.mark.parametrize(
+    ("fixed", "fact"),
+    [
+        ({"pipelines": 2}, "'pipelines' is no decision"),
+        ({"pipeline": 9}, "pipeline=9 needs 9 processes, there are 4 processes"),
+        ({"data": 3, "pipeline": 2}, "data=3 and pipeline=2 need 6 processes, there are 4 processes"),
+        ({"data": 0}, "data=0 is not a whole number from 1 up"),
+        ({"data": True}, "data=True is not"),
+        ({"pipeline": 2.0}, "pipeline=2.0 is not"),
+        ({"micro_batch": "4"}, "micro_batch='4' is not"),
+        ({"schedule": "interleaved"}, "no schedule called 'interleaved'"),
+        ({"micro_batch": 13}, "more than a copy's 12"),
+        ({"data": 4, "micro_batch": 4}, "more than a copy's 3"),
+        ({"num_micro_batches": 13}, "cannot be cut into 13 micro-batches"),
+        ({"data": 4, "num_micro_batches": 4}, "3 samples of a copy cannot be cut into 4"),
+        ({"data": 1, "micro_batch": 2, "num_micro_batches": 5}, "is left by what is fixed: data=1, micro_batch=2"),
+        ({"cuts": ["cut.99"]}, "no place to cut called 'cut.99'"),
+        ({"cuts": ["cut.3", "cut.2"]}, "not in the order of the program"),
+        ({"cuts": ["cut.2", "cut.2"]}, "not in the order of the program"),
+        ({"cuts": 3}, "not a list of names"),
+        ({"cuts": ["cut.2"], "pipeline": 3}, "1 cut makes 2 stages, pipeline=3 asks for 3"),
+        ({"recompute": "full"}, "recompute='full' is not built yet"),
+        ({"shard": "parameters"}, "shard='parameters' is not built yet"),
+        ({"tensor": 2}, "tensor=2 is not built yet"),
+        ({"chunks": 2}, "chunks=2 is not built yet"),
+        ({"codec": "int8"}, "codec='int8' is not built yet"),
+        ({"precision": "bfloat16"}, "precision='bfloat16' is not built yet"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_refused(fixed: dict[str, object], fact: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan(**fixed)
+    assert fact in caught.value.fact
+    assert caught.value.place and "fixed" in caught.value.place and caught.value.remedy
+
+
+def test_more_stages_than_places_to_cut() -> None:
+    with pytest.raises(PlanError, match="cut into at most 7 stages"):
+        plan(size=8, pipeline=8)
+
+
+def test_more_copies_than_samples() -> None:
+    with pytest.raises(PlanError, match="4 copies cannot share 3 samples"):
+        plan(batch=3, data=4)
+
+
+def test_one_process_cannot_be_two() -> None:
+    with pytest.raises(PlanError, match="data=2 needs 2 processes, there is 1 process"):
+        plan(size=1, data=2)
+
+
+def test_every_decision_has_a_field() -> None:
+    assert set(KEYS) <= set(Plan.__dataclass_fields__)
