@@ -71,8 +71,7 @@ def plan(
 
     made = plan_of_script(script, arguments, PlanRequest(cluster, _decisions(fixed), save))
     click.echo(made.explain())
-    if save is not None:
-        made.save(save)
+    if save is not None:  # headway.plan has written it, as the request asks
         click.echo(f"saved    {save}")
     return 0
 

@@ -88,3 +88,10 @@ def test_an_error_may_say_itself_that_it_is_a_consequence() -> None:
 def test_what_a_rank_waited_for_is_kept() -> None:
     failed = record(raising(RankError("rank 1 is late", place="waiting for channel 0->1, 4 s")))
     assert failed is not None and failed.consequence and failed.waiting == "waiting for channel 0->1, 4 s"
+
+
+def test_notes_come_after_the_fact() -> None:
+    error = ValueError("no")
+    error.add_note("stage 1 of 2, module block.6")
+    failed = record(raising(error))
+    assert failed is not None and failed.message.splitlines() == ["ValueError: no", "stage 1 of 2, module block.6"]

@@ -110,3 +110,7 @@ def test_one_line_says_what_was_found() -> None:
     line = describe(identify(RANKS | MEET | {"HEADWAY_DEVICE_MEMORY": str(2**29)}), "2 cpus")
     assert "\n" not in line
     assert all(part in line for part in ("4 processes", "torchrun", "512 MiB", "2 cpus"))
+
+
+def test_what_headways_launcher_has_said_is_not_said_twice() -> None:
+    assert describe(identify(RANKS | MEET | {"HEADWAY_LAUNCHER": "headway"}), "2 cpus") == "headway: 2 cpus"

@@ -37,6 +37,8 @@ def failure_of(error: BaseException, *, device_memory: int | None = None) -> Fai
         name, text = "OutOfMemory", _out_of_memory(error, device_memory)
     else:
         text = f"{name}: {error}" if str(error) else name
+    # Notes say where in the model it happened; what has more than one line keeps its remedy last.
+    text = "\n".join([*text.splitlines()[:1], *getattr(error, "__notes__", ()), *text.splitlines()[1:]])
     consequence = is_consequence(error)
     return Failed(
         kind=name,

@@ -87,11 +87,14 @@ def listening_socket(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def describe(identity: Identity, cluster_text: str) -> str:
-    """Say in one line what was found (`cluster_text`) and which launcher was recognised."""
+    """Say in one line what was found (`cluster_text`) and which launcher was recognised.
+
+    Headway's own launcher has said its part already: what was measured since then is left.
+    """
+    if identity.launcher == "headway":
+        return f"headway: {cluster_text}"
     processes = "1 process" if identity.size == 1 else f"{identity.size} processes"
-    started = {"alone": "started by itself", "headway": "started by headway run"}.get(
-        identity.launcher, f"started by {identity.launcher}"
-    )
+    started = "started by itself" if identity.launcher == "alone" else f"started by {identity.launcher}"
     budget = "" if identity.device_memory is None else f", limited to {format_bytes(identity.device_memory)} each"
     return f"headway: {processes} ({started}){budget}; {cluster_text}"
 
