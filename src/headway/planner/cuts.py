@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from headway.cost.memory import batch_bytes, runtime_bytes
@@ -14,8 +15,8 @@ from headway.planner.price import Choice, Priced, Program, Setting, price
 from headway.schedule.action import Kind
 from headway.schedule.build import BUILDERS
 
-ATTEMPTS = 6
-"""The balancer's memory adds up over calls; the exact one does not, so limits are tightened this often at most."""
+ATTEMPTS = 8
+"""The balancer's memory adds up over calls, the exact one does not: limits are corrected this often at most."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,29 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
     search = _Search.of(program, choice, setting)
     memory = setting.cluster.device.memory_bytes
     limits = [float(memory)] * choice.pipeline
+    tried: dict[tuple[str, ...], Priced] = {}
     for _ in range(ATTEMPTS):
         try:
-            found = price(program, choice, search.balanced(limits), setting)
+            names = search.balanced(limits)
         except PlanError:
             break
-        over = [max(0, peak - memory) for peak in found.memory]
-        if not any(over):
-            return found
-        limits = [limit - excess for limit, excess in zip(limits, over, strict=True)]
+        if names in tried:
+            break
+        tried[names] = price(program, choice, names, setting)
+        if not _tight(tried[names], search, memory):
+            return tried[names]
+        # What the exact memory of these stages has above the balancer's measure is taken off its limits.
+        beyond = [peak - own for peak, own in zip(tried[names].memory, search.measure(names), strict=True)]
+        limits = [memory - extra for extra in beyond]
+    fitting = [found for found in tried.values() if found.peak <= memory]
+    if fitting:
+        return min(fitting, key=lambda found: found.seconds)
     return price(program, choice, search.leanest(), setting)
+
+
+def _tight(found: Priced, search: _Search, memory: int) -> bool:
+    """Say whether memory limits kept a candidate from its best cuts, or it does not fit."""
+    return found.peak > memory or found.cuts != search.free
 
 
 @dataclass(frozen=True)
@@ -122,6 +136,17 @@ class _Search:
             limits=limits,
         )
         return self._names(result.cuts)
+
+    @cached_property
+    def free(self) -> tuple[str, ...]:
+        """Cuts of the least bottleneck, whatever the memory."""
+        return self._names(balance(self.weights, len(self.kept), allowed=self.allowed, boundary=self.boundary).cuts)
+
+    def measure(self, names: Sequence[str]) -> list[float]:
+        """Return the bytes of each stage as the balancer adds them up."""
+        bounds = [0, *(self.graph.cut[name].index for name in names), len(self.saved)]
+        stages = enumerate(zip(bounds, bounds[1:], strict=False))
+        return [self.kept[s] * sum(self.saved[first:last]) + self.static(first, last, s) for s, (first, last) in stages]
 
     def leanest(self) -> tuple[str, ...]:
         """Return cuts that share bytes out as evenly as stages can hold them: the less in flight, the more calls."""
