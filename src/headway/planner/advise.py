@@ -22,7 +22,7 @@ HALF_SPEEDUP = 3.0
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing that could be changed: the `reason` with numbers, the `price` of the change, the `remedy`: what to do."""
+    """One thing that could be changed: the `reason` with numbers, the `price` of it, and the `remedy`, what to do."""
 
     id: str
     reason: str
