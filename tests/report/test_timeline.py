@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.journal import SpanSeen
-from headway.report.timeline import beside, draw, order_of, peaks, timeline_of
+from headway.report.timeline import beside, draw, for_every_copy, order_of, peaks, timeline_of
 from headway.schedule.action import Action, Kind
 from headway.schedule.build import gpipe, one_f_one_b
 from headway.schedule.simulate import Costs, simulate
@@ -56,6 +56,15 @@ def test_order_without_time() -> None:
 
 def test_the_journals_spans_draw_the_same() -> None:
     assert timeline_of(SpanSeen.of(TWO.spans)) == TWO
+
+
+def test_a_copys_timeline_stands_for_every_copy() -> None:
+    copied = for_every_copy(TWO, 4)
+    assert copied.num_ranks == 4 and copied.bubble == TWO.bubble
+    for rank in range(4):  # copies are neighbours
+        same = [(span.action, span.start, span.end) for span in TWO.of(rank // 2)]
+        assert [(span.action, span.start, span.end) for span in copied.of(rank)] == same
+    assert for_every_copy(TWO, 3) is TWO
 
 
 def test_an_empty_timeline_can_be_drawn() -> None:

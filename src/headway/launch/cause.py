@@ -129,7 +129,8 @@ def _others(endings: Sequence[Ending], same: Sequence[int]) -> list[str]:
     said = []
     if waiting:
         details = next((e.failed.waiting for e in waiting if e.failed is not None and e.failed.waiting), None)
-        what = "" if details is None else f" ({details.removeprefix('waiting for ')})"
+        # "waiting for an all-reduce, 1.1 s (what the network said)": the network's words are in the log.
+        what = "" if details is None else f" ({details.removeprefix('waiting for ').partition(' (')[0]})"
         said.append(f"{_ranks([e.rank for e in waiting], True)} {_were(waiting)} waiting for {_ranks(same)}{what}.")
     if failed:
         said.append(f"{_ranks([e.rank for e in failed], True)} failed too.")

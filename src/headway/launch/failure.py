@@ -44,7 +44,7 @@ def failure_of(error: BaseException, *, device_memory: int | None = None) -> Fai
         kind=name,
         message=text,
         place=place_of(error.__traceback__),
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_stack(error),
         consequence=consequence,
         waiting=error.place if consequence and isinstance(error, HeadwayError) else None,
     )
@@ -78,11 +78,23 @@ def place_of(trace: TracebackType | None) -> str | None:
     return where if frame.name == "<module>" else f"{where}, in {frame.name}"
 
 
+def _stack(error: BaseException) -> str:
+    """Write the stack from the script's own first line on: how the script was started is not its reader's concern."""
+    trace = error.__traceback__
+    while trace is not None and _starts_script(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+
+
+def _starts_script(filename: str) -> bool:
+    return "runpy" in filename or Path(filename).parent == Path(__file__).parent
+
+
 def _exit(error: SystemExit) -> Failed | None:
     if error.code is None or error.code == 0:
         return None
     place = place_of(error.__traceback__)
-    trace = "".join(traceback.format_exception(error))
+    trace = _stack(error)
     if isinstance(error.code, int):
         return Failed("SystemExit", f"sys.exit({error.code})", place, trace, exit_code=error.code & 0xFF or 1)
     return Failed("SystemExit", f"sys.exit: {error.code}", place, trace)

@@ -23,7 +23,7 @@ from headway.journal import (
     read,
 )
 from headway.report import progress
-from headway.report.timeline import LEGEND, beside, draw, order_of, timeline_of
+from headway.report.timeline import LEGEND, beside, draw, for_every_copy, order_of, timeline_of
 from headway.schedule.timeline import Timeline
 from headway.units import format_bytes, format_count, format_seconds
 
@@ -151,7 +151,8 @@ def _last_timelines(entries: Sequence[Entry]) -> tuple[int, Timeline, Timeline] 
         if event.step == last:
             planned |= dict.fromkeys(event.planned)
             happened |= dict.fromkeys(event.happened)
-    return last, timeline_of(planned), timeline_of(happened)
+    done = timeline_of(happened)
+    return last, for_every_copy(timeline_of(planned), done.num_ranks), done
 
 
 def _timelines(entries: Sequence[Entry], width: int) -> str:

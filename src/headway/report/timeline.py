@@ -78,6 +78,23 @@ def timeline_of(spans: Iterable[SpanSeen], num_ranks: int | None = None) -> Time
     return Timeline(counted if num_ranks is None else max(num_ranks, counted), found)
 
 
+def for_every_copy(timeline: Timeline, num_ranks: int) -> Timeline:
+    """Repeat the timeline of one copy of the model for all of them, so that it stands beside that of `num_ranks` ranks.
+
+    Copies are the innermost axis of the mesh: rank = pipeline rank x copies + copy. Unchanged where that is not whole.
+    """
+    if timeline.num_ranks == 0 or num_ranks <= timeline.num_ranks or num_ranks % timeline.num_ranks:
+        return timeline
+    copies = num_ranks // timeline.num_ranks
+    spans = tuple(
+        Span(span.rank * copies + copy, span.action, span.start, span.end)
+        for span in timeline.spans
+        for copy in range(copies)
+    )
+    memory = tuple(steps for steps in timeline.memory for _ in range(copies))
+    return Timeline(num_ranks, spans, memory)
+
+
 def _row(timeline: Timeline, rank: int, whole: float, columns: int) -> str:
     cells = [IDLE] * columns
     if rank >= timeline.num_ranks or whole <= 0:
