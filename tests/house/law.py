@@ -10,9 +10,9 @@ ORDER = (
     ("layout", "cost"),
     ("schedule",),
     ("planner",),
-    ("collective",),
+    ("collective", "report"),
     ("run",),
-    ("report", "checkpoint"),
+    ("checkpoint",),
     ("cli",),
     ("__main__",),
 )
@@ -34,6 +34,8 @@ MUTATING = ("collective", "run")
 TORCH_WHILE_THINKING = {
     "graph/record.py": "runs the model once to see its calls",
     "graph/walk.py": "follows the torch calls of a run, for the recorder and for the stages",
+    "graph/flops.py": "counts FLOPs where torch dispatches, by torch's own formulas",
+    "graph/weights.py": "lists a model's parameters and buffers",
     "graph/absent.py": "answers on meta what shape a call gives, for the recorder and for the stages",
     "cost/measure.py": "times the calls on this device",
 }

@@ -14,6 +14,9 @@ import torch.distributed as dist
 
 from headway.errors import RankError
 
+DEADLINE = 300.0
+"""Seconds that a wait for another rank may take, unless a run says otherwise."""
+
 OPS = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
@@ -154,7 +157,7 @@ class World:
         local_rank: int = 0,
         launcher: str = "alone",
         device: torch.device | None = None,
-        deadline: float = 300.0,
+        deadline: float = DEADLINE,
         owns_default_group: bool = False,
     ) -> None:
         self.rank = rank
@@ -170,7 +173,7 @@ class World:
         self._groups[everyone] = self.everyone
 
     @classmethod
-    def start(cls, identity: Identity, *, deadline: float = 300.0, device: torch.device | None = None) -> World:
+    def start(cls, identity: Identity, *, deadline: float = DEADLINE, device: torch.device | None = None) -> World:
         """Join the other ranks that `identity` tells of, and return this rank's World.
 
         An initialised default group is used as it is (the user's own script made it). Raises PeerError when the

@@ -40,11 +40,21 @@ def call_on_meta(
     if name in ("cpu", "cuda", "pin_memory", "contiguous") and args and isinstance(args[0], torch.Tensor):
         if name != "contiguous":
             return args[0] if args[0].is_meta else twin(args[0])
+    if name in ("__getitem__", "__setitem__"):
+        args = (args[0], _static_index(args[1]), *args[2:])
     if name == "__deepcopy__":
         return twin(args[0]).clone()
     moved = tuple(_on_meta(item, twin, name) for item in args)
     named = {key: _on_meta(item, twin, name, key) for key, item in kwargs.items()}
     return func(*moved, **named)
+
+
+def _static_index(index: Any) -> Any:
+    """Put 0 for each integer index that is a scalar tensor: any value gives the same shape, and meta has none."""
+    if isinstance(index, tuple):
+        return tuple(_static_index(part) for part in index)
+    scalar = isinstance(index, torch.Tensor) and index.dim() == 0 and index.dtype not in (torch.bool, torch.uint8)
+    return 0 if scalar else index
 
 
 def _on_meta(item: Any, twin: Callable[[torch.Tensor], torch.Tensor], function: str, key: str | None = None) -> Any:

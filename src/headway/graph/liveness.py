@@ -15,8 +15,8 @@ def last_uses(calls: Sequence[Call], values: Sequence[Value], results: Sequence[
     for call in calls:
         for value in call.inputs:
             last[value] = call.index
-    for value in results:
-        last[value] = len(calls)
+    for number in results:
+        last[number] = len(calls)
     return last
 
 
@@ -28,8 +28,8 @@ def derived_since(calls: Sequence[Call], values: Sequence[Value]) -> list[int | 
     first_write: dict[int, int] = {}
     for call in calls:
         if call.derived:
-            for value in call.writes:
-                first_write.setdefault(values[value].storage, call.index)
+            for written in call.writes:
+                first_write.setdefault(values[written].storage, call.index)
     since: list[int | None] = []
     for value in values:
         if value.derived:
@@ -72,20 +72,21 @@ def allowed_cuts(
         if start is not None and last[value.id] > start:
             begins[start + 1].append(value.id)  # crosses cuts start + 1 .. last use
             ends[last[value.id] + 1].append(value.id)
+    updating = _updating(calls, modules)
     live: dict[int, None] = dict.fromkeys(begins.get(0, ()))
     cuts: list[Cut] = []
     refused: list[tuple[int, str]] = []
     seen_derived = False
     for call in calls:
-        for value in ends.get(call.index, ()):
-            live.pop(value, None)
+        for ended in ends.get(call.index, ()):
+            live.pop(ended, None)
         live.update(dict.fromkeys(begins.get(call.index, ()) if call.index else ()))
         if not call.derived:
             continue
         if not seen_derived:  # the first stage begins at the start of the program
             seen_derived = True
             continue
-        reason = _refusal(call.index, live, values, writes, reshaped)
+        reason = updating.get(call.index) or _refusal(call.index, live, values, writes, reshaped)
         if reason:
             refused.append((call.index, reason))
         else:
@@ -94,6 +95,21 @@ def allowed_cuts(
             name, position = names[call.index]
             cuts.append(Cut(name, call.index, position, boundary, size))
     return tuple(cuts), tuple(refused)
+
+
+def _updating(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int, str]:
+    """Name the calls inside a module without children that changes buffers: its state stays on one stage."""
+    parents = {module.position[:-1] for module in modules}
+    found: dict[int, str] = {}
+    for module in modules:
+        inside = calls[module.first : module.last]
+        if module.position in parents or not any(call.written_buffers for call in inside):
+            continue
+        first = next((call.index for call in inside if call.derived), module.last)
+        for call in inside:
+            if call.index > first:
+                found[call.index] = f"{module.path} changes its buffers here, and its state stays on one stage"
+    return found
 
 
 def _refusal(

@@ -61,7 +61,9 @@ class Call:
     position: Position
     module: str  # path of the module whose forward makes the call; "" for the loss function or the root model
     function: str  # "torch.nn.functional.linear", "torch.Tensor.add"
-    arguments: Any  # (args, kwargs) as nested tuples and dicts with Ref and Weight for tensors; None when not representable
+    arguments: (
+        Any  # (args, kwargs) as nested tuples and dicts with Ref and Weight for tensors; None when not representable
+    )
     inputs: tuple[int, ...]  # value ids
     outputs: tuple[int, ...]  # value ids made by this call
     writes: tuple[int, ...]  # value ids that it changes in place
@@ -74,7 +76,9 @@ class Call:
     flops: int  # forward
     bytes: int  # read plus written, forward
     output_bytes: int  # new memory that the outputs take
-    saved: tuple[int, ...]  # storages that autograd keeps for backward (parameters excluded), each listed at its first save
+    saved: tuple[
+        int, ...
+    ]  # storages that autograd keeps for backward (parameters excluded), each listed at its first save
     where: str  # "model.py:41" of the user's code
 
 
@@ -88,7 +92,9 @@ class ModuleCall:
     occurrence: int  # 0 for the first call of this module in the program
     first: int  # index of its first call
     last: int  # index after its last call
-    guarded: bool  # has values that leave by another way than its result, value reads or randomness: never passed over whole
+    guarded: (
+        bool  # has values that leave by another way than its result, value reads or randomness: never passed over whole
+    )
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from headway.errors import SplitError
 from headway.graph.absent import answer_fact, call_on_meta, meta_twin
 from headway.graph.chance import is_random
+from headway.graph.flops import FlopCounter, attention_on_meta
 from headway.graph.liveness import allowed_cuts, guarded_modules
-from headway.graph.model import Call, ModelGraph, ModuleCall, ParameterInfo, Position, Ref, Value, Weight
+from headway.graph.model import Call, ModelGraph, ModuleCall, Position, Ref, Value, Weight
 from headway.graph.walk import Walk, function_name, is_read, is_shape_read, map_tensors, short_name, tensors_of
+from headway.graph.weights import name_weights
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -58,10 +58,9 @@ def record_run(model: nn.Module, loss: Loss, batch: Any, *, samples: int | None 
     has_values = not any(p.is_meta for p in model.parameters())
     try:
         return _record(model, loss, batch, samples, compute=False)
-    except ValueNeeded:
-        if not has_values:
-            raise
-    except NotImplementedError:  # a call without a shape rule for meta tensors
+    except (
+        Exception
+    ):  # a value is read, a call has no shape rule for meta tensors, or the model has an error of its own
         if not has_values:
             raise
     return _record(model, loss, batch, samples, compute=True)
@@ -95,23 +94,6 @@ def _record(model: nn.Module, loss: Loss, batch: Any, samples: int, *, compute: 
     return Recording(recorder.graph(samples, result), result)
 
 
-class FlopCounter(TorchDispatchMode):
-    """Adds up the FLOPs of the operators that run, by torch's own table of formulas."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count one operator (torch's protocol for modes)."""
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is not None:
-            self.flops += int(formula(*args, **kwargs, out_val=out))
-        return out
-
-
 @dataclass
 class _OpenModule:
     position: Position
@@ -129,7 +111,7 @@ class Recorder(Walk):
     def __init__(self, model: nn.Module, batch: Any, *, compute: bool) -> None:
         super().__init__(model)
         self.compute = compute
-        self.parameters, self.weights = _name_weights(model)
+        self.parameters, self.weights = name_weights(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         self.device = device or torch.device("cpu")
         self.flop_counter = FlopCounter()
@@ -268,7 +250,7 @@ class Recorder(Walk):
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if short_name(func) == "scaled_dot_product_attention":
-            return _attention_on_meta(self.flop_counter, self._twin, func, args, kwargs, self.device)
+            return attention_on_meta(self.flop_counter, self._twin, func, args, kwargs)
         return call_on_meta(func, args, kwargs, self._twin)
 
     def _classify(self, tensors: list[torch.Tensor]) -> tuple[list[str], list[str], list[int]]:
@@ -357,31 +339,6 @@ class Recorder(Walk):
         )  # fmt: skip
 
 
-def _name_weights(model: nn.Module) -> tuple[list[ParameterInfo], dict[int, tuple[torch.Tensor, str, bool]]]:
-    """List parameters and buffers by their first names, with the other names of tied ones."""
-    first: dict[int, str] = {}
-    aliases: dict[str, list[str]] = {}
-    table: dict[int, tuple[torch.Tensor, str, bool]] = {}
-    named = [(n, p, False) for n, p in model.named_parameters(remove_duplicate=False)]
-    named += [(n, b, True) for n, b in model.named_buffers(remove_duplicate=False)]
-    for name, tensor, is_buffer in named:
-        if id(tensor) in first:
-            aliases[first[id(tensor)]].append(name)
-            continue
-        first[id(tensor)] = name
-        aliases[name] = []
-        table[id(tensor)] = (tensor, name, is_buffer)
-    infos = [
-        ParameterInfo(
-            name=name, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."),
-            bytes=t.numel() * t.element_size(), trainable=t.requires_grad, is_buffer=is_buffer,
-            aliases=tuple(aliases[name]),
-        )
-        for t, name, is_buffer in table.values()
-    ]  # fmt: skip
-    return infos, table
-
-
 def _storage(tensor: torch.Tensor) -> Any:
     try:
         return tensor.untyped_storage()
@@ -393,7 +350,9 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _twin_written(twin: torch.Tensor, twins: dict[int, tuple[torch.Tensor, torch.Tensor]], tensor: torch.Tensor) -> bool:
+def _twin_written(
+    twin: torch.Tensor, twins: dict[int, tuple[torch.Tensor, torch.Tensor]], tensor: torch.Tensor
+) -> bool:
     """Say whether a call changed the twin of a real tensor, and forget it then (the next call compares anew)."""
     if _version(twin) == 0:
         return False
@@ -411,33 +370,3 @@ def _user_line() -> str:
             return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
-
-
-def _attention_on_meta(
-    counter: FlopCounter, twin: Callable[[torch.Tensor], torch.Tensor], func: Any,
-    args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device,
-) -> Any:  # fmt: skip
-    """Record attention as the fused kernel does it: on meta torch would take the plain path, which saves every score."""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value = (twin(t) if not t.is_meta else t for t in (given["query"], given["key"], given["value"]))
-    mask, dropout = given.get("attn_mask"), float(given.get("dropout_p", 0.0))
-    before = counter.flops
-    fused = dropout == 0.0 and not given.get("enable_gqa") and query.dim() == key.dim() == value.dim() == 4
-    fused = fused and query.shape[-1] == key.shape[-1] == value.shape[-1] and query.dtype is value.dtype
-    fused = fused and (mask is None or (not mask.requires_grad and mask.dim() in (2, 4)))
-    if fused:
-        if mask is not None:
-            mask = mask if mask.is_meta else twin(mask)
-            if mask.dtype is torch.bool:
-                mask = torch.empty(mask.shape, dtype=query.dtype, device="meta")
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out = kernel(
-            query, key, value, 0.0, bool(given.get("is_causal", False)), attn_mask=mask, scale=given.get("scale")
-        )[0]
-    else:
-        out = call_on_meta(func, args, kwargs, twin)
-    batch_heads = query.shape[:-2].numel()
-    pairs = query.shape[-2] * key.shape[-2]
-    counter.flops = before + 2 * batch_heads * pairs * (query.shape[-1] + value.shape[-1])
-    return out

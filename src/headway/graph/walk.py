@@ -105,7 +105,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         # named tuples (torch.return_types included) are built from one sequence or from fields
         if type(value) is tuple:
             return tuple(items)
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # type: ignore[call-arg,arg-type]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, list):
         return [map_tensors(item, change) for item in value]
     if isinstance(value, dict):

@@ -192,10 +192,10 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
 
     needed: list[dict[int, None]] = [{} for _ in range(num_stages)]
     for call in calls:
-        for value in call.inputs:
-            needed[stage_of(call.index)].setdefault(value)
-    for value in graph.extra.get("results", ()):
-        needed[-1].setdefault(value)
+        for number in call.inputs:
+            needed[stage_of(call.index)].setdefault(number)
+    for number in graph.extra.get("results", ()):
+        needed[-1].setdefault(number)
     sends: list[list[Crossing]] = [[] for _ in range(num_stages)]
     for target in range(1, num_stages):
         begin = bounds[target]

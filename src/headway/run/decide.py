@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headway.collective.probe import measure_link
-from headway.collective.world import World
+from headway.collective.world import DEADLINE, World
 from headway.cost.cache import load_table, machine_key, save_table
 from headway.cost.cluster import Cluster, Link
 from headway.cost.measure import measure_calls, measure_rates
@@ -75,7 +75,7 @@ def _plan_here(
     identity: Identity, model: nn.Module, loss: Loss, batch: Any, samples: int, states: int,
     fixed: Mapping[str, object] | None, verify: bool,
 ) -> Plan:  # fmt: skip
-    world = World.start(identity, **({} if identity.deadline is None else {"deadline": identity.deadline}))
+    world = World.start(identity, deadline=identity.deadline or DEADLINE)
     cache = Path.home() / ".cache" / "headway" / "measured.json"
     here = _this_machine(identity, world, cache)
     if world.rank == 0:

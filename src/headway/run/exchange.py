@@ -79,9 +79,7 @@ class Exchange:
             vector = world.all_reduce(vector.to(world.device)).cpu()
         else:
             world.all_reduce(vector)
-        peaks = tuple(
-            int(vector[head + rank]) if vector[head + size + rank] else None for rank in range(size)
-        )
+        peaks = tuple(int(vector[head + rank]) if vector[head + size + rank] else None for rank in range(size))
         timeline = self._timeline(vector[head + 2 * size :], plan_of, seen, with_spans)
         values = self._metrics(metrics) if vector[2] else {}
         return Told(float(vector[0]), float(vector[1]), values, peaks, timeline)

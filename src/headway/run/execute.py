@@ -155,9 +155,7 @@ class Step:
         if not self.wires.split.reads:  # shapes that depend on values cannot be expected
             self.wires.signatures[self._signature_key(action)] = signature_of(tensors)
         missing, answers = pickle.loads(note) if note else ((), {})
-        crossings = [
-            c for i, c in enumerate(self.wires.split.crossings(action.peer, action.stage)) if i not in missing
-        ]
+        crossings = [c for i, c in enumerate(self.wires.split.crossings(action.peer, action.stage)) if i not in missing]
         place = (action.stage, action.micro)
         box = self.arrived.setdefault(place, {})
         self.answers.setdefault(place, {}).update(answers)

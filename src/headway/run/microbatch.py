@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_with_path, tree_unflatten
 from torch.utils._pytree import keystr as path_text
+from torch.utils._pytree import tree_flatten, tree_map_with_path, tree_unflatten
 
 from headway.errors import BatchError
 
@@ -165,7 +165,7 @@ def read_loss(result: Any, samples: int) -> LossParts:
     values = {}
     for name, value in metrics.items():
         part, weight = _total_and_count(value, samples, f"metric {name!r}")
-        values[name] = (float(part), weight)
+        values[name] = (float(part.detach()) if isinstance(part, torch.Tensor) else float(part), weight)
     return LossParts(total, count, values)
 
 

@@ -15,6 +15,7 @@ from headway.report.progress import Progress
 from headway.run.exchange import Told
 from headway.run.microbatch import Share
 
+
 @dataclass
 class Narrator:
     """Keeps what the last step came to, until the script logs it."""
@@ -34,7 +35,11 @@ class Narrator:
         """Begin to narrate; the plan goes into the journal."""
         journal = Journal(run_directory, world.rank)
         if world.rank == 0:
-            journal.write(PlanChosen(str(plan), plan.to_toml(), plan.seconds, plan.memory))
+            toml = None
+            if run_directory is not None:
+                plan.save(run_directory / "plan.toml")
+                toml = (run_directory / "plan.toml").read_text()
+            journal.write(PlanChosen(str(plan), toml, plan.seconds, plan.memory))
         most = max(plan.memory, default=None)
         progress = Progress(rank=world.rank, planned_seconds=plan.seconds, planned_bytes=most)
         return Narrator(plan, world, journal, progress)
@@ -52,9 +57,7 @@ class Narrator:
         """Keep a gradient norm."""
         self.norm = norm
 
-    def log(
-        self, step: int, loss: Any, tokens: int | None, total: int | None, metrics: Mapping[str, Any]
-    ) -> None:
+    def log(self, step: int, loss: Any, tokens: int | None, total: int | None, metrics: Mapping[str, Any]) -> None:
         """Report a step."""
         now = time.perf_counter()
         seconds, self.last = now - self.last, now

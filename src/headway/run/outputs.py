@@ -50,9 +50,7 @@ def _call_directly(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
-def gather_outputs(
-    world: World, stages: Group, copies: Group, outputs: Mapping[int, Any], sizes: Sequence[int]
-) -> Any:
+def gather_outputs(world: World, stages: Group, copies: Group, outputs: Mapping[int, Any], sizes: Sequence[int]) -> Any:
     """Join outputs along dim 0 over micro-batches, then over copies, on every rank; tensors come on the CPU if sent.
 
     A stage has absent tensors where another stage has the values.

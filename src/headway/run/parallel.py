@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from headway.collective.reduce import Reducer
-from headway.collective.world import World
+from headway.collective.world import DEADLINE, World
 from headway.errors import HeadwayError, PlanError
 from headway.launch.identity import identify
 from headway.layout.mesh import Mesh
@@ -43,7 +43,7 @@ def parallelize(model: nn.Module, loss: Loss, plan: Plan) -> ParallelModel:
     `parameters()` of what is returned. Raises PlanError when the plan is for another model or number of processes.
     """
     identity = identify()
-    world = World.start(identity, **({} if identity.deadline is None else {"deadline": identity.deadline}))
+    world = World.start(identity, deadline=identity.deadline or DEADLINE)
     return ParallelModel(model, loss, plan, world, identity.run_directory)
 
 
@@ -52,6 +52,9 @@ class ParallelModel(nn.Module):
 
     `metrics` and `timeline` are those of the last `forward_backward` or `evaluate`, the same on every rank.
     """
+
+    module: nn.Module
+    _narrator: Narrator
 
     def __init__(
         self, model: nn.Module, loss: Loss, plan: Plan, world: World, run_directory: Path | None = None
@@ -65,7 +68,6 @@ class ParallelModel(nn.Module):
             )
         check_parameters(model, plan)
         object.__setattr__(self, "module", model)  # not as a submodule: names of parameters stay the model's own
-        self.module: nn.Module
         self.training = model.training
         self.plan, self.world, self.run_directory, self.split = plan, world, run_directory, plan.split
         mesh = Mesh((("pipeline", plan.pipeline), ("data", plan.data)))
@@ -108,7 +110,7 @@ class ParallelModel(nn.Module):
         The random generators of all ranks are set to rank 0's first, so that a shuffling loader gives the same order.
         """
         same_generators(self.world)
-        total = len(loader) if hasattr(loader, "__len__") else None
+        total = len(loader) if isinstance(loader, Sized) else None
         self._narrator.expect(total if self.training else None)
         for batch in loader:
             yield self.share(batch)
@@ -131,7 +133,9 @@ class ParallelModel(nn.Module):
         with torch.enable_grad(), self._seeding():
             step, told = self._walk(part, share, train=True, scale=scale, chances=chances)
         # totals were scaled by 1 / planned samples, known beforehand; what they should be divided by is known now
-        self._reducer.finish(self.plan.global_batch / told.count if told.count not in (0, self.plan.global_batch) else 1.0)
+        self._reducer.finish(
+            self.plan.global_batch / told.count if told.count not in (0, self.plan.global_batch) else 1.0
+        )
         agree(self.world, self._data_group, self.module, before)
         self._wires.flush()
         self._step += 1
@@ -143,9 +147,7 @@ class ParallelModel(nn.Module):
         As `torch.nn.utils.clip_grad_norm_`; a tied parameter counts once. The norm is the same on every rank.
         """
         counted = [
-            p.grad
-            for name, p in self._held.items()
-            if p.grad is not None and self._holders[name][0] == self._stage
+            p.grad for name, p in self._held.items() if p.grad is not None and self._holders[name][0] == self._stage
         ]
         norm = get_total_norm(counted) if counted else torch.zeros((), device=self.world.device)
         if self._pipeline_group.size > 1:
@@ -210,7 +212,7 @@ class ParallelModel(nn.Module):
             raise TypeError("ParallelModel.state_dict takes no arguments: it is the undivided model's, every rank's")
         return full_state(self.world, self._pipeline_group, self.module, self._part, self._holders)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
         """Load a full state (as `state_dict` gives it) into what this rank holds."""
         load_state(self.module, state_dict)
 
@@ -258,7 +260,13 @@ class ParallelModel(nn.Module):
             step.walk(self._schedule(len(step.sizes), train), self._stage)
 
     def _walk(
-        self, part: Any, share: Share, *, train: bool, scale: float = 1.0, chances: Sequence[Chance] | None = None
+        self,
+        part: Any,
+        share: Share,
+        *,
+        train: bool,
+        scale: float = 1.0,
+        chances: Sequence[Chance | None] | None = None,
     ) -> tuple[Step, Told]:
         step = self._begin(part, share, scale=scale, chances=chances)
         self._run(step, train=train)

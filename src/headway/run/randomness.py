@@ -113,8 +113,6 @@ def seeded(number: int) -> Iterator[None]:
                 numpy.random.set_state(numpy_state)
 
 
-
-
 def same_generators(world: World) -> None:
     """Set the generators of torch, Python and numpy to rank 0's states, so that all ranks shuffle alike."""
     if world.size == 1:
