@@ -127,7 +127,8 @@ def _wait(processes: list[Any], started: float, timeout: float) -> list[float]:
 def _outcome(folder: Path, rank: int, process: Any, seconds: float) -> Outcome:
     result = folder / f"result{rank}"
     value, error, trace = pickle.loads(result.read_bytes()) if result.exists() else (None, None, "")
-    output = (folder / f"output{rank}").read_text(errors="replace")
+    printed = folder / f"output{rank}"
+    output = printed.read_text(errors="replace") if printed.exists() else ""
     return Outcome(process.exitcode, value, error, trace, output, seconds)
 
 

@@ -41,8 +41,8 @@ class Reducer:
         group: Group,
         parameters: Mapping[str, Parameter],
         *,
-        bucket_bytes: int = 25 * MEBIBYTE,
-        direct_bytes: int = MEBIBYTE // 4,
+        bucket_bytes: int = 8 * MEBIBYTE,
+        direct_bytes: int = MEBIBYTE,
         shared: Mapping[str, Group] | None = None,
     ) -> None:
         self._world = world
@@ -51,6 +51,7 @@ class Reducer:
         self._direct_bytes = direct_bytes
         self._armed = False
         self._next = 0
+        self._scale = 1.0
         self.unused: tuple[str, ...] = ()
         shared = {name: over for name, over in (shared or {}).items() if over.size > 1}
         self._slots: list[Slot] = []
@@ -75,8 +76,12 @@ class Reducer:
         """Return the names of the parameters in each bucket, in the order in which they are reduced."""
         return tuple(tuple(slot.name for slot in bucket.slots) for bucket in self._buckets)
 
-    def begin(self) -> None:
-        """Start a step: gradients that are there already are kept aside, and added by `finish`."""
+    def begin(self, scale: float = 1.0) -> None:
+        """Start a step: gradients that are there already are kept aside, and added by `finish`.
+
+        This step's gradients are multiplied by `scale` (and by that of `finish`); known here it costs nothing.
+        """
+        self._scale = scale
         self._armed = False
         self._next = 0
         for bucket in self._buckets:
@@ -111,6 +116,8 @@ class Reducer:
         A parameter that no rank used keeps its earlier gradient, or None. Raises PeerError when a rank is lost or late.
         """
         self.launch()
+        if not self._buckets:
+            scale *= self._scale
         for bucket in self._buckets:
             assert bucket.pending is not None
             bucket.pending.wait()
@@ -163,10 +170,16 @@ class Reducer:
         if grad.requires_grad:  # backward(create_graph=True)
             grad = grad.detach()
         if slot.view is not None:
-            slot.view.copy_(grad)
+            if self._scale == 1.0:
+                slot.view.copy_(grad)
+            else:
+                torch.mul(grad, self._scale, out=slot.view)
             slot.parameter.grad = slot.view
-        elif grad.stride() != slot.stride or not _alone_in_memory(grad):
-            slot.parameter.grad = torch.empty_like(slot.parameter, requires_grad=False).copy_(grad)
+        else:
+            if grad.stride() != slot.stride or not _alone_in_memory(grad):
+                grad = slot.parameter.grad = torch.empty_like(slot.parameter, requires_grad=False).copy_(grad)
+            if self._scale != 1.0:
+                grad.mul_(self._scale)
         slot.seen = True
         assert slot.bucket is not None
         slot.bucket.missing -= 1

@@ -1,0 +1,93 @@
+"""Measures the links between ranks: latency and bandwidth of messages, and the rate of an all-reduce."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from headway.collective.channel import Channel, signature_of
+from headway.collective.world import Group, World
+
+TAG_BASE = 1023  # the last one: no edge of a model has it
+SMALL_BYTES = 1 << 10
+LARGE_BYTES = 1 << 20
+
+
+def measure_link(world: World, ranks: Sequence[int], *, seconds: float = 0.3) -> tuple[float, float]:
+    """Return (latency in seconds, bandwidth in bytes per second) of messages between the ranks of `ranks`.
+
+    The best of several tries, as other work on the machine only ever adds; of all neighbours the slowest. Each sends to the next and back, one pair after the other. Every rank of the world
+    calls it and gets the same answer; it takes about `seconds` in all. One rank alone: (0, infinity).
+    """
+    pairs = list(zip(ranks, ranks[1:], strict=False))
+    worst = (0.0, float("inf"))
+    if pairs:
+        each = seconds / (2 * len(pairs))
+        for pair in pairs:
+            if world.rank in pair:
+                there, back = Channel(world, *pair, TAG_BASE), Channel(world, pair[1], pair[0], TAG_BASE)
+                first = world.rank == pair[0]
+                small = _half_round(there, back, first, SMALL_BYTES, each)
+                large = _half_round(there, back, first, LARGE_BYTES, each)
+                # On a busy machine the small message may have been the unlucky one: at most half is taken for latency.
+                bandwidth = (LARGE_BYTES - SMALL_BYTES) / max(large - small, large / 2, 1e-9)
+                worst = (max(worst[0], small), min(worst[1], bandwidth))
+    answers = world.gather_objects(worst)
+    return max(latency for latency, _ in answers), min(bandwidth for _, bandwidth in answers)
+
+
+def measure_all_reduce(
+    world: World, group: Group | None = None, *, num_bytes: int = 4 << 20, seconds: float = 0.15
+) -> float:
+    """Return the rate of an all-reduce of `num_bytes` over the group: bytes of the tensor per second.
+
+    Every member calls it and gets the same answer, the slowest one's. One rank alone: infinity.
+    """
+    group = world.everyone if group is None else group
+    if group.size == 1:
+        return float("inf")
+    tensor = torch.zeros(num_bytes // 4, device=world.device)
+    world.all_reduce(tensor, group)  # connects
+    once = _timed(world, lambda: world.all_reduce(tensor, group))
+    count = int(world.broadcast_object(_count(once, seconds), source=group.ranks[0], group=group))
+    spent = min(_timed(world, lambda: world.all_reduce(tensor, group)) for _ in range(count))
+    return num_bytes / max(world.gather_objects(spent, group))
+
+
+def _half_round(there: Channel, back: Channel, first: bool, num_bytes: int, seconds: float) -> float:
+    """Return the least seconds that a message of this size takes, as half of a round trip; tells both ends."""
+    tensor = torch.zeros(num_bytes, dtype=torch.uint8, device=there.world.device)
+    signature = signature_of([tensor])
+
+    def round_trip(note: bytes = b"") -> bytes:
+        out, into = (there, back) if first else (back, there)
+        into.post(0, signature)
+        if first:
+            out.send(0, [tensor], note)
+        _, came = into.receive(0)
+        if not first:
+            out.send(0, [tensor], came)
+        return came
+
+    round_trip()  # connects
+    once = _timed(there.world, round_trip)
+    # The first end says how often, and in the end what it measured: one message each.
+    count = int(round_trip(b"%d" % _count(once, seconds)))
+    spent = [_timed(there.world, round_trip) for _ in range(count)]
+    measured = float(round_trip(b"%.9f" % (min(spent) / 2)))
+    (there if first else back).flush()
+    return measured
+
+
+def _count(once: float, seconds: float) -> int:
+    return max(3, min(50, int(seconds / max(once, 1e-6)) - 3))
+
+
+def _timed(world: World, call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter() - started
