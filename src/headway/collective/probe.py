@@ -18,8 +18,9 @@ LARGE_BYTES = 1 << 20
 def measure_link(world: World, ranks: Sequence[int], *, seconds: float = 0.3) -> tuple[float, float]:
     """Return (latency in seconds, bandwidth in bytes per second) of messages between the ranks of `ranks`.
 
-    The best of several tries, as other work on the machine only ever adds; of all neighbours the slowest. Each sends to the next and back, one pair after the other. Every rank of the world
-    calls it and gets the same answer; it takes about `seconds` in all. One rank alone: (0, infinity).
+    Each rank sends to the next and back, one pair after the other: the best of several tries, as other work on the
+    machine only ever adds, and of all pairs the slowest. Every rank of the world calls it and gets the same answer; it
+    takes about `seconds` in all. One rank alone: (0, infinity).
     """
     pairs = list(zip(ranks, ranks[1:], strict=False))
     worst = (0.0, float("inf"))
