@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from headway.errors import SplitError
 from headway.graph.absent import answer_fact, call_on_meta, meta_twin
-from headway.graph.chance import is_random
+from headway.graph.chance import argument, is_random
 from headway.graph.flops import FlopCounter, attention_on_meta
 from headway.graph.liveness import allowed_cuts, guarded_modules
 from headway.graph.model import Call, ModelGraph, ModuleCall, Position, Ref, Value, Weight
@@ -23,6 +24,8 @@ from headway.graph.walk import Walk, function_name, is_read, is_shape_read, map_
 from headway.graph.weights import name_weights
 
 Loss = Callable[[nn.Module, Any], Any]
+
+_STATISTICS_FLAG = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 
 
 class ValueNeeded(SplitError):
@@ -243,8 +246,8 @@ class Recorder(Walk):
             return result
         self._note(
             position, func, tensors, inputs, result, made, arguments, flops,
-            parameters, buffers, versions, shapes, derived, read or shape_read,
-            is_random(func, args, kwargs),
+            parameters, buffers, versions, shapes, _silently_written(func, args, kwargs), derived,
+            read or shape_read, is_random(func, args, kwargs),
         )  # fmt: skip
         return result
 
@@ -268,14 +271,15 @@ class Recorder(Walk):
     def _note(
         self, position: Position, func: Any, tensors: list[torch.Tensor], inputs: list[int], result: Any,
         made: list[torch.Tensor], arguments: Any, flops: int, parameters: list[str], buffers: list[str],
-        versions: list[int], shapes: list[Any], derived: bool, reads: bool, chance: bool,
+        versions: list[int], shapes: list[Any], silent: set[int], derived: bool, reads: bool, chance: bool,
     ) -> None:  # fmt: skip
         index = len(self.calls)
         writes, written_buffers = [], []
         # a call on meta changes the twin of a real tensor, so versions are compared on the twin there
         for tensor, version, shape in zip(tensors, versions, shapes, strict=True):
             twin = self.twins.get(id(tensor), (None, tensor))[1]
-            if _version(tensor) == version and (twin is tensor or not _twin_written(twin, self.twins, tensor)):
+            seen = _version(tensor) != version or (twin is not tensor and _twin_written(twin, self.twins, tensor))
+            if not seen and id(tensor) not in silent:
                 continue
             weight = self.weights.get(id(tensor))
             if weight is not None:
@@ -359,6 +363,18 @@ def _twin_written(
     fresh = meta_twin(tensor)
     twins[id(tensor)] = (tensor, fresh)
     return True
+
+
+def _silently_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """Name (by id) the tensors that a call changes without torch's version counter knowing: running statistics."""
+    place = {"batch_norm": 5, "instance_norm": 5}.get(short_name(func))
+    if place is None or not argument(args, kwargs, place, _STATISTICS_FLAG[short_name(func)], False):
+        return set()
+    if "torch.nn.functional" not in function_name(func):  # torch.batch_norm(input, weight, bias, mean, var, ...)
+        statistics = args[3:5]
+    else:
+        statistics = (argument(args, kwargs, 1, "running_mean", None), argument(args, kwargs, 2, "running_var", None))
+    return {id(tensor) for tensor in statistics if tensor is not None}
 
 
 def _user_line() -> str:
