@@ -77,3 +77,6 @@ def test_this_machine() -> None:
     assert limited.device.memory_bytes == 512 << 20
     assert limited.device.rate("float32") * limited.device.efficiency == 8e10
     assert limited.describe() == "3 cpu processes on 1 host, 512 MiB each, links 1 GB/s, 40 us (measured)"
+    assert Cluster.here(4, 1 << 30, num_hosts=2).hosts == 2
+    with pytest.raises(ValueError, match="3 processes cannot be shared equally by 2 hosts"):
+        Cluster.here(3, num_hosts=2)

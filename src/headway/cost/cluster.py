@@ -167,16 +167,22 @@ class Cluster:
         num_processes: int,
         memory_bytes: int | None = None,
         *,
+        num_hosts: int = 1,
         link: Link | None = None,
+        link_between: Link | None = None,
         flops: float | None = None,
         bandwidth: float | None = None,
     ) -> Cluster:
-        """Describe this machine's processor shared by `num_processes` ranks.
+        """Describe this machine's processor shared by `num_processes` ranks, or `num_hosts` such machines.
 
         `memory_bytes` is each rank's budget when it has one, else the memory now available is shared equally.
-        `link`, `flops` (float32 FLOP/s) and `bandwidth` (bytes/s) are what the caller measured.
+        `link` (inside a host), `link_between`, `flops` (float32 FLOP/s) and `bandwidth` (bytes/s) are what the caller
+        measured. Raises ValueError when the hosts cannot have equally many processes.
         """
-        memory = memory_bytes if memory_bytes is not None else available_memory() // num_processes
+        each, rest = divmod(num_processes, num_hosts)
+        if rest or each < 1:
+            raise ValueError(f"{num_processes} processes cannot be shared equally by {num_hosts} hosts")
+        memory = memory_bytes if memory_bytes is not None else available_memory() // each
         preset = _DEVICES["cpu"]
         device = replace(
             preset,
@@ -188,7 +194,13 @@ class Cluster:
             bandwidth_efficiency=1.0 if bandwidth else preset.bandwidth_efficiency,
             source="measured here" if flops else preset.source,
         )
-        return cls(f"{num_processes}xcpu:{LEAST_MEMORY}B", device=device, link_inside=link, measured=link is not None)
+        return cls(
+            f"{num_hosts}x{each}xcpu:{LEAST_MEMORY}B",
+            device=device,
+            link_inside=link,
+            link_between=link_between,
+            measured=link is not None,
+        )
 
     @property
     def size(self) -> int:
