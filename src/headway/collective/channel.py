@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ DTYPES: tuple[torch.dtype, ...] = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2),
 )
-CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+CODES = MappingProxyType({dtype: code for code, dtype in enumerate(DTYPES)})
 
 HEADER_BYTES = 512
 FIXED = struct.Struct(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -17,12 +18,9 @@ from headway.errors import RankError
 DEADLINE = 300.0
 """Seconds that a wait for another rank may take, unless a run says otherwise."""
 
-OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "product": dist.ReduceOp.PRODUCT,
-}
+OPS = MappingProxyType(
+    {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
+)
 
 
 class Identity(Protocol):
