@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,6 +115,11 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
+def module_paths(model: nn.Module) -> dict[int, str]:
+    """Give the path of each module by its id."""
+    return {id(module): name for name, module in model.named_modules()}
+
+
 class Frame:
     """One module call in progress: its position, its path and how many events it has had."""
 
@@ -135,9 +140,9 @@ class Walk(TorchFunctionMode):
     thread only in effect, as torch.fx does.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, paths: Mapping[int, str] | None = None) -> None:
         super().__init__()
-        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.paths = module_paths(model) if paths is None else paths
         self.frames = [Frame((), "")]
         self.thread = threading.get_ident()
         self.paused = False

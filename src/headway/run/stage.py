@@ -14,12 +14,23 @@ from headway.errors import SplitError
 from headway.graph.absent import answer_fact, call_on_meta, meta_twin
 from headway.graph.chance import is_random
 from headway.graph.model import Position, position_text
-from headway.graph.walk import Walk, function_name, is_read, is_shape_read, map_tensors, short_name, tensors_of
+from headway.graph.walk import (
+    Walk,
+    function_name,
+    is_read,
+    is_shape_read,
+    map_tensors,
+    module_paths,
+    short_name,
+    tensors_of,
+)
 from headway.layout.split import Crossing, Split
 from headway.run.outputs import Program
 from headway.run.randomness import Chance
 
 Key = tuple[Position, int]
+
+_CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format, torch.layout)
 
 
 class StageEnd(BaseException):
@@ -47,7 +58,8 @@ class Stage:
     device: torch.device
     weights: frozenset[int] = frozenset()  # ids of all parameters, and of buffers that the program changes
     keep: frozenset[Position] = frozenset()  # module calls that are followed call by call
-    shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of modules passed over, as templates
+    paths: Mapping[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
+    shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
 
     @staticmethod
     def of(
@@ -61,7 +73,7 @@ class Stage:
         keep = set(split.guarded)
         for crossing in (*part.receives, *part.sends):
             keep.update(crossing.position[:depth] for depth in range(1, len(crossing.position)))
-        return Stage(split, index, model, loss, device, frozenset(weights), frozenset(keep))
+        return Stage(split, index, model, loss, device, frozenset(weights), frozenset(keep), module_paths(model))
 
     @property
     def whole(self) -> bool:
@@ -123,7 +135,7 @@ class StageWalk(Walk):
         chance: Chance | None,
         program: Program | None,
     ) -> None:
-        super().__init__(stage.model)
+        super().__init__(stage.model, stage.paths)
         self.capture, self.captured = program is not None, None
         self.frames[0].count = 0 if program is None else program.events
         part = stage.split.stages[stage.index]
@@ -218,6 +230,26 @@ class StageWalk(Walk):
             return self._real(position, func, args, kwargs)
         if is_read(func, args, kwargs):
             return self._answer(position, func)
+        result = self._absent(position, func, args, kwargs, tensors)
+        incoming = self.incoming.get(position)
+        if incoming:
+            numbers = iter(range(1 << 30))
+
+            def settle(tensor: torch.Tensor) -> torch.Tensor:
+                number = next(numbers)
+                return self._receive(incoming[number], tensor) if number in incoming else tensor
+
+            result = map_tensors(result, settle)
+        return result
+
+    def _absent(self, position: Position, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+        """Give a call's result without its content; what was found once for the same shapes is used again."""
+        inputs: list[Any] = []
+        key = (position, func, _signature((args, kwargs), inputs, self.opaque), torch.is_grad_enabled())
+        template = self.stage.shapes.get(key)
+        if template is not None:
+            leaves, spec = template
+            return tree_unflatten([make(inputs) for make in leaves], spec)
         twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id of twin -> (twin, the tensor it stands for)
 
         def twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -229,21 +261,17 @@ class StageWalk(Walk):
             return stand_in
 
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        versions = [t._version for t in tensors]
         with torch.no_grad():
             if is_shape_read(func, args, kwargs):
-                result = self._shaped(position, func)
-            else:
-                result = call_on_meta(func, args, kwargs, twin)
-        for stand_in, original in twins.values():
-            if stand_in._version and id(original) not in self.opaque:
+                return self._shaped(position, func)
+            result = call_on_meta(func, args, kwargs, twin)
+        written = [original for stand_in, original in twins.values() if stand_in._version]
+        for original in written:
+            if id(original) not in self.opaque:
                 self._hide(original)  # written with something absent: its content is not what the program has
-        incoming = self.incoming.get(position, {})
-        numbers = iter(range(1 << 30))
 
         def settle(tensor: torch.Tensor) -> torch.Tensor:
-            number = next(numbers)
-            if number in incoming:
-                return self._receive(incoming[number], tensor)
             if id(tensor) in twins:
                 return twins[id(tensor)][1]
             if grad and tensor.is_floating_point() and tensor.is_leaf and not any(tensor is t for t in tensors):
@@ -251,6 +279,8 @@ class StageWalk(Walk):
             return tensor
 
         result = map_tensors(result, settle)
+        if not written and versions == [t._version for t in tensors]:
+            self.stage.shapes[key] = _template(result, inputs)
         return result
 
     def _receive(self, crossing: Crossing, shape: torch.Tensor) -> torch.Tensor:
@@ -306,17 +336,18 @@ class StageWalk(Walk):
         Not possible when the result holds something computed from the batch alone, or an object that is not known.
         """
         inputs: list[Any] = []
-        signature = (position, id(module), module.training, _signature((args, kwargs), inputs, self.opaque))
         shapes = self.stage.shapes
-        template = shapes.get(signature)
-        if template is None and signature not in shapes:
-            result = run()
-            shapes[signature] = _template(result, inputs)
-            return result
-        if template is None:
-            return run()
-        leaves, spec = template
-        return tree_unflatten([make(inputs) for make in leaves], spec)
+        with self.pause():  # under the walk an absent tensor says that it is on this stage's device
+            signature = (position, id(module), module.training, _signature((args, kwargs), inputs, self.opaque))
+            template = shapes.get(signature)
+            if template is not None:
+                leaves, spec = template
+                return tree_unflatten([make(inputs) for make in leaves], spec)
+        result = run()
+        if signature not in shapes:
+            with self.pause():
+                shapes[signature] = _template(result, inputs)
+        return result
 
 
 def _signature(value: Any, inputs: list[Any], opaque: set[int]) -> Any:
@@ -329,8 +360,10 @@ def _signature(value: Any, inputs: list[Any], opaque: set[int]) -> Any:
         return (type(value), *(_signature(item, inputs, opaque) for item in value))
     if isinstance(value, dict):
         return (type(value), *((key, _signature(item, inputs, opaque)) for key, item in value.items()))
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
-        return value
+    if isinstance(value, slice):
+        return (slice, *(_signature(part, inputs, opaque) for part in (value.start, value.stop, value.step)))
+    if value is None or value is Ellipsis or isinstance(value, _CONSTANTS):
+        return (type(value), value)
     inputs.append(value)
     return type(value)
 
