@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HeadwayError(Exception):
     """Say what is wrong (`fact`), where (`place`) and what to do about it (`remedy`)."""
@@ -12,6 +14,10 @@ class HeadwayError(Exception):
         self.place = place
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes as what it says (exceptions are pickled by their positional arguments)."""
+        return _rebuild, (type(self), self.fact, self.place, self.remedy)
+
     def __str__(self) -> str:
         lines = [self.fact]
         if self.place:
@@ -19,6 +25,10 @@ class HeadwayError(Exception):
         if self.remedy:
             lines.append(f"  Try: {self.remedy}")
         return "\n".join(lines)
+
+
+def _rebuild(kind: type[HeadwayError], fact: str, place: str | None, remedy: str | None) -> HeadwayError:
+    return kind(fact, place=place, remedy=remedy)
 
 
 class PlanError(HeadwayError):
