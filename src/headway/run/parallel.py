@@ -55,6 +55,7 @@ class ParallelModel(nn.Module):
 
     module: nn.Module
     _narrator: Narrator
+    _nothing: nn.Parameter
 
     def __init__(
         self, model: nn.Module, loss: Loss, plan: Plan, world: World, run_directory: Path | None = None
@@ -88,6 +89,7 @@ class ParallelModel(nn.Module):
         self._held = drop_others(model, self._part.parameters)
         if world.device.type != "cpu":
             _move(model, world.device)
+        object.__setattr__(self, "_nothing", nn.Parameter(torch.empty(0)))
         self._stages = {self._stage: Stage.of(plan.split, self._stage, model, loss, world.device)}
         self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=stage, data=self._copy))
         trained = {name: p for name, p in self._held.items() if p.requires_grad}
@@ -200,6 +202,10 @@ class ParallelModel(nn.Module):
         for name, parameter in self._held.items():
             yield (f"{prefix}.{name}" if prefix else name), parameter
 
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yield this rank's parameters; an empty one where a stage has none, which optimizers refuse."""
+        yield from self._held.values() or (self._nothing,)
+
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -248,7 +254,8 @@ class ParallelModel(nn.Module):
         self, part: Any, share: Share, *, scale: float, chances: Sequence[Chance | None] | None, program: Any = None
     ) -> Step:
         sizes = self._sizes(share, share.samples)
-        pieces = [to_device(cut(part, start, stop), self.world.device) for start, stop in offsets(sizes)]
+        moved = part if self.world.device.type == "cpu" else to_device(part, self.world.device)
+        pieces = [cut(moved, start, stop) for start, stop in offsets(sizes)]
         none: Sequence[Chance | None] = [None] * len(sizes)
         return Step(
             stages=self._stages, wires=self._wires, reducers={self._stage: self._reducer}, micro_batches=pieces,
