@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from headway.collective.channel import Channel, Signature, signature_of
 from headway.collective.reduce import Reducer
 from headway.collective.world import World
-from headway.layout.split import Split
+from headway.layout.split import Crossing, Split
 from headway.run.failure import in_place
 from headway.run.microbatch import LossParts, read_loss
 from headway.run.outputs import Program
@@ -36,6 +36,9 @@ class Wires:
     split: Split
     activations: Mapping[Edge, Channel]
     gradients: Mapping[Edge, Channel]
+    crossings: Mapping[Edge, tuple[Crossing, ...]]  # what goes over each edge, in a fixed order
+    sources: Mapping[int, frozenset[int]]  # the stages that a stage gets something from
+    targets: Mapping[int, frozenset[int]]
     signatures: dict[Any, Signature] = field(default_factory=dict)  # what came before, so that it can be posted ahead
 
     @staticmethod
@@ -47,7 +50,16 @@ class Wires:
             if here != there and world.rank in (here, there):
                 activations[(source, target)] = Channel(world, here, there, 2 * number)
                 gradients[(source, target)] = Channel(world, there, here, 2 * number + 1)
-        return Wires(split, activations, gradients)
+        edges = split.edges
+        stages = range(split.num_stages)
+        return Wires(
+            split,
+            activations,
+            gradients,
+            {edge: split.crossings(*edge) for edge in edges},
+            {stage: frozenset(s for s, t in edges if t == stage) for stage in stages},
+            {stage: frozenset(t for s, t in edges if s == stage) for stage in stages},
+        )
 
     def channel(self, action: Action) -> Channel:
         """Give the channel that a message goes over."""
@@ -95,6 +107,7 @@ class Step:
     losses: list[LossParts] = field(default_factory=list)
     outputs: dict[int, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
+    shapes: dict[int, Any] = field(default_factory=dict)  # of each micro-batch's tensors
     given: dict[tuple[int, int], set[int | None]] = field(default_factory=dict)
 
     def walk(self, schedule: Schedule, rank: int) -> None:
@@ -133,13 +146,15 @@ class Step:
             self.wires.channel(action).post(action.micro, self.wires.signatures.get(self._signature_key(action)))
 
     def _signature_key(self, action: Action) -> Any:
-        grad = torch.is_grad_enabled()
-        return (action.kind, action.stage, action.peer, grad, _shapes(self.micro_batches[action.micro]))
+        shapes = self.shapes.get(action.micro)
+        if shapes is None:
+            shapes = self.shapes[action.micro] = _shapes(self.micro_batches[action.micro])
+        return (action.kind, action.stage, action.peer, torch.is_grad_enabled(), shapes)
 
     def _send(self, action: Action) -> None:
         assert action.peer is not None
         done = self.passes[(action.stage, action.micro)]
-        crossings = self.wires.split.crossings(action.stage, action.peer)
+        crossings = self.wires.crossings[(action.stage, action.peer)]
         present = [done.result.sends.get(c.key) for c in crossings]
         note = b""
         missing = [i for i, tensor in enumerate(present) if tensor is None]
@@ -155,7 +170,7 @@ class Step:
         if not self.wires.split.reads:  # shapes that depend on values cannot be expected
             self.wires.signatures[self._signature_key(action)] = signature_of(tensors)
         missing, answers = pickle.loads(note) if note else ((), {})
-        crossings = [c for i, c in enumerate(self.wires.split.crossings(action.peer, action.stage)) if i not in missing]
+        crossings = [c for i, c in enumerate(self.wires.crossings[(action.peer, action.stage)]) if i not in missing]
         place = (action.stage, action.micro)
         box = self.arrived.setdefault(place, {})
         self.answers.setdefault(place, {}).update(answers)
@@ -166,7 +181,7 @@ class Step:
         assert action.peer is not None
         done = self.passes[(action.stage, action.micro)]
         gradients = []
-        for crossing in self.wires.split.crossings(action.peer, action.stage):
+        for crossing in self.wires.crossings[(action.peer, action.stage)]:
             tensor = done.received.get(crossing.key)
             if tensor is None or not crossing.differentiable:
                 continue
@@ -180,15 +195,9 @@ class Step:
         given = self.given.setdefault(place, set())
         given.add(to)
         training = torch.is_grad_enabled()
-        needed: set[int | None] = {*self._sources(stage), None} if training else {*self._targets(stage)}
+        needed: frozenset[int | None] = self.wires.sources[stage] | {None} if training else self.wires.targets[stage]
         if given >= needed:
             self.passes.pop(place, None)
-
-    def _sources(self, stage: int) -> set[int]:
-        return {s for s, t in self.wires.split.edges if t == stage}
-
-    def _targets(self, stage: int) -> set[int]:
-        return {t for s, t in self.wires.split.edges if s == stage}
 
     def _receive_gradient(self, action: Action) -> None:
         assert action.peer is not None
@@ -196,7 +205,7 @@ class Step:
         if not self.wires.split.reads:
             self.wires.signatures[self._signature_key(action)] = signature_of(tensors)
         done = self.passes[(action.stage, action.micro)]
-        crossings = self.wires.split.crossings(action.stage, action.peer)
+        crossings = self.wires.crossings[(action.stage, action.peer)]
         expected = [c.key for c in crossings if c.differentiable and c.key in done.result.sends]
         self._add_gradients(action.stage, action.micro, dict(zip(expected, tensors, strict=True)))
 
@@ -211,10 +220,10 @@ class Step:
         stage, micro, place = action.stage, action.micro, (action.stage, action.micro)
         received = self.arrived.pop(place, {})
         answers = self.answers.pop(place, {})
-        for source in self._sources(stage) & self.stages.keys():  # handed over on the same rank
+        for source in self.wires.sources[stage] & self.stages.keys():  # handed over on the same rank
             made = self.passes[(source, micro)].result
             answers.update(made.answers)
-            for crossing in self.wires.split.crossings(source, stage):
+            for crossing in self.wires.crossings[(source, stage)]:
                 if crossing.key in made.sends:
                     received[crossing.key] = _leaf(made.sends[crossing.key].detach(), crossing.differentiable)
         with in_place(self.stages[stage], micro):
@@ -230,15 +239,15 @@ class Step:
                 done.loss = parts.total
                 self.losses.append(LossParts(parts.total.detach(), parts.count, parts.metrics))
                 done.result = StageResult(result.sends, result.answers)
-        if torch.is_grad_enabled() or self._targets(stage):
+        if torch.is_grad_enabled() or self.wires.targets[stage]:
             self.passes[place] = done
 
     def _backward(self, action: Action) -> None:
         stage, micro, place = action.stage, action.micro, (action.stage, action.micro)
         done = self.passes[place]
-        for target in self._targets(stage) & self.stages.keys():
+        for target in self.wires.targets[stage] & self.stages.keys():
             theirs = self.passes[(target, micro)].received
-            for crossing in self.wires.split.crossings(stage, target):
+            for crossing in self.wires.crossings[(stage, target)]:
                 tensor = theirs.get(crossing.key)
                 if tensor is not None and tensor.grad is not None:
                     self._add_gradients(stage, micro, {crossing.key: tensor.grad})
