@@ -18,6 +18,9 @@ T = TypeVar("T")
 # What stands after the script belongs to the script, options too.
 _SCRIPT = MappingProxyType({"ignore_unknown_options": True, "allow_interspersed_args": False})
 
+# `headway plan` takes its own few options on either side of the script; the rest, and all after "--", is the script's.
+_EITHER_SIDE = MappingProxyType({"ignore_unknown_options": True, "allow_interspersed_args": True})
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="headway", message="headway %(version)s")
@@ -53,7 +56,7 @@ def run(
     return start(Job(script, arguments, num_processes, memory, name, seconds))
 
 
-@headway.command(context_settings=dict(_SCRIPT), short_help="Print the plan a script would train by, and why.")
+@headway.command(context_settings=dict(_EITHER_SIDE), short_help="Print the plan a script would train by, and why.")
 @click.option("--cluster", metavar="TEXT", help='The machine to plan for, as "8xcpu:256MiB"; this one by default.')
 @click.option("--fixed", multiple=True, metavar="KEY=VALUE", help="A decision that is yours, as pipeline=2. Repeat.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the plan there, as TOML.")
@@ -64,7 +67,8 @@ def plan(
 ) -> int:
     """Print the plan that SCRIPT would train by, and why; nothing is trained and no process started.
 
-    The script runs up to its call of headway.plan.
+    The script runs up to its call of headway.plan. Arguments that are not options of this command are the script's
+    own, and all that stands after "--".
     """
     from headway.launch.identity import PlanRequest
     from headway.launch.plan_only import plan_of_script

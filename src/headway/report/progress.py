@@ -14,7 +14,7 @@ from headway.units import format_bytes, format_count, format_seconds
 
 # The third step: the first one warms up caches and is left out of what happened.
 COMPARED_AT = 3
-_PLAIN_EVERY = 2.0
+_PLAIN_EVERY = 10.0
 _LIVE_EVERY = 0.1
 # Weight of the newest step in the smoothed seconds a step.
 _NEWEST = 0.2

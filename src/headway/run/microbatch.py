@@ -120,6 +120,17 @@ def num_samples(batch: Any) -> int:
     return int(samples)
 
 
+def num_tokens(batch: Any, total: int) -> int | None:
+    """Count the tokens of a global batch of `total` samples, given a share: its first leaf is integers [samples, n].
+
+    None when the batch is of another kind (images, features).
+    """
+    first = next((leaf for leaf in batch_leaves(batch).values() if isinstance(leaf, torch.Tensor)), None)
+    if first is None or first.dim() != 2 or first.is_floating_point() or first.dtype is torch.bool:
+        return None
+    return total * first.shape[1]
+
+
 def cut(batch: Any, start: int, stop: int, *, keep_shared: bool = False) -> Any:
     """Take samples [start, stop) of a batch; tensors are views. `Shared` leaves give their tensor, or stay as they are."""
 

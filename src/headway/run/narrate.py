@@ -27,6 +27,7 @@ class Narrator:
     total: int | None = None
     told: Told | None = None
     share: Share | None = None
+    tokens: int | None = None
     norm: Any = None
     last: float = field(default_factory=time.perf_counter)
 
@@ -49,9 +50,9 @@ class Narrator:
         self.total = total if total is not None else self.total
         self.last = time.perf_counter()
 
-    def note(self, told: Told, share: Share, step: int) -> None:
-        """Keep what a step came to."""
-        self.told, self.share = told, share
+    def note(self, told: Told, share: Share, tokens: int | None) -> None:
+        """Keep what a step came to; `tokens` of the global batch where they are known."""
+        self.told, self.share, self.tokens = told, share, tokens
 
     def note_norm(self, norm: Any) -> None:
         """Keep a gradient norm."""
@@ -67,6 +68,7 @@ class Narrator:
         peak = told.peaks[rank] if told else None
         most = max((p for p in told.peaks if p is not None), default=None) if told else None
         samples = self.share.total if self.share else None
+        tokens = self.tokens if tokens is None else tokens
         norm = None if self.norm is None else float(self.norm)
         numbers = {name: float(value) for name, value in metrics.items()}
         self.journal.write(StepDone(step, value, seconds, samples, tokens, peak, bubble, norm, numbers))

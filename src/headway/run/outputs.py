@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from headway.collective.world import Group, World
 from headway.errors import RankError
@@ -73,10 +73,12 @@ def _whole(world: World, stages: Group, output: Any) -> Any:
         return output
     leaves, spec = tree_flatten(output) if output is not None else ([], None)
     values = {i: leaf for i, leaf in enumerate(leaves) if not (isinstance(leaf, torch.Tensor) and leaf.is_meta)}
+    # the structure travels as the output itself with numbers for leaves: a TreeSpec is not made to be pickled
+    shape = None if spec is None else tree_unflatten(list(range(len(leaves))), spec)
     together: dict[int, Any] = {}
-    for theirs, their_spec in world.gather_objects((values, spec), stages):
+    for theirs, their_shape in world.gather_objects((values, shape), stages):
         together.update(theirs)
-        spec = their_spec if their_spec is not None else spec
-    if spec is None or len(together) != spec.num_leaves:
+        shape = their_shape if shape is None else shape
+    if shape is None or len(together) != len(tree_leaves(shape)):
         raise RankError("no stage has what the model returns", remedy="model.predict takes what loss(model, ...) takes")
-    return tree_unflatten([together[i] for i in range(spec.num_leaves)], spec)
+    return tree_map(lambda place: together[place], shape)

@@ -22,7 +22,7 @@ from headway.run.exchange import Exchange, Told
 from headway.run.execute import Step, Wires
 from headway.run.hold import check_parameters, drop_others, full_state, load_state, same_everywhere
 from headway.run.memory import Meter
-from headway.run.microbatch import Share, cut, offsets, to_device
+from headway.run.microbatch import Share, cut, num_tokens, offsets, to_device
 from headway.run.narrate import Narrator
 from headway.run.outputs import gather_outputs, program_for
 from headway.run.randomness import Chance, same_generators, seeded
@@ -141,7 +141,7 @@ class ParallelModel(nn.Module):
         agree(self.world, self._data_group, self.module, before)
         self._wires.flush()
         self._step += 1
-        return self._result(told, share)
+        return self._result(told, share, num_tokens(part, share.total))
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients down so that their norm, over the whole model, is at most `max_norm`; return the norm.
@@ -171,7 +171,7 @@ class ParallelModel(nn.Module):
         with torch.no_grad(), self._evaluating():
             _, told = self._walk(part, share, train=False)
         self._wires.flush()
-        return self._result(told, share)
+        return self._result(told, share, num_tokens(part, share.total))
 
     def predict(self, batch: Any) -> Any:
         """Compute what `model(...)` returns for a batch, in eval mode, on every rank (all ranks call it).
@@ -282,9 +282,9 @@ class ParallelModel(nn.Module):
         told = self._exchange.tell(step.losses, step.seen, self._actions(share, train), self._meter.peak())
         return step, told
 
-    def _result(self, told: Told, share: Share) -> torch.Tensor:
+    def _result(self, told: Told, share: Share, tokens: int | None) -> torch.Tensor:
         self.metrics, self.timeline = told.metrics, told.timeline
-        self._narrator.note(told, share, self._step)
+        self._narrator.note(told, share, tokens)
         return torch.tensor(float("nan") if told.loss is None else told.loss, dtype=torch.float64)
 
     def _sizes(self, share: Share, samples: int) -> tuple[int, ...]:
