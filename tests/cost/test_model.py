@@ -6,6 +6,7 @@ import pytest
 
 from headway.cost.cluster import Device, Link
 from headway.cost.model import (
+    accumulate_seconds,
     all_reduce_seconds,
     call_seconds,
     estimate_times,
@@ -70,3 +71,9 @@ def test_update() -> None:
     # AdamW: 2 (3 + 4) + 1 = 15 passes over 1e6 bytes at 1e8 bytes/s
     assert update_seconds(10**6, 2, DEVICE) == pytest.approx(0.15)
     assert update_seconds(10**6, 0, DEVICE) == pytest.approx(0.07)
+
+
+def test_adding_up_gradients_costs_nothing_for_one_micro_batch_and_three_passes_for_each_further_one() -> None:
+    # 1e6 bytes at 1e8: one pass takes 10 ms; of 4 micro-batches 3 add up
+    assert accumulate_seconds(10**6, 1, DEVICE) == 0.0
+    assert 4 * accumulate_seconds(10**6, 4, DEVICE) == pytest.approx(3 * 3 * 10e-3)

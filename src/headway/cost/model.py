@@ -96,6 +96,15 @@ def exposed_reduce_seconds(
     return max(buckets * each - backward * (1 - 1 / buckets), each)
 
 
+def accumulate_seconds(parameter_bytes: int, num_micro_batches: int, device: Device) -> float:
+    """Return the seconds of adding up gradients, for each of a step's micro-batches on average.
+
+    All but the first read the sum and the new gradient and write the sum: 3 * bytes * (m - 1) / m.
+    """
+    passes = 3 * (num_micro_batches - 1) / num_micro_batches
+    return passes * parameter_bytes / (device.bandwidth * device.bandwidth_efficiency)
+
+
 def update_seconds(parameter_bytes: int, optimizer_states: int, device: Device) -> float:
     """Return the seconds of clearing gradients and of an optimizer's step, limited by the device's memory.
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from headway.cost.cluster import Cluster
 from headway.cost.memory import StageMemory, parameter_bytes, stage_memory
-from headway.cost.model import Times, all_reduce_seconds, exposed_reduce_seconds, update_seconds
+from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, exposed_reduce_seconds, update_seconds
 from headway.graph.model import ModelGraph
 from headway.layout.mesh import Mesh
 from headway.layout.split import Split, split
@@ -139,8 +139,9 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     for part, first, last in zip(parts.stages, bounds, bounds[1:], strict=False):
         memory = program.memory(first, last, part.parameters + buffers, setting)
         passing = PASS_SECONDS * program.num_calls if choice.pipeline > 1 else 0.0
-        backward = program.backward(first, last) * scale
         trainable = parameter_bytes(graph, part.parameters, trainable=True)
+        adding = accumulate_seconds(trainable, choice.num_micro_batches, device)
+        backward = program.backward(first, last) * scale + adding
         group = choice.mesh.group(part.index * choice.data, "data")
         reduce = exposed_reduce_seconds(trainable, choice.data, setting.cluster.link(group), backward)
         for name in part.parameters:
