@@ -128,7 +128,8 @@ class ParallelModel(nn.Module):
         was there. Returns that loss, a float64 scalar, the same on every rank (nan when nothing was counted).
         """
         part, share = self._sharing.recognise(batch)
-        before = Before.of(self.module, self._part.owned_buffers) if self.training and self._part.owned_buffers else Before({})
+        changed = self._part.owned_buffers if self.training else ()
+        before = Before.of(self.module, changed) if changed else Before({})
         scale = 1.0 / self.plan.global_batch
         self._reducer.begin()
         chances = self._chances(share)
