@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headway.errors import HeadwayError
-from headway.units import format_bytes
+from headway.launch.directory import shown
 
 RUN_DIRECTORY = "HEADWAY_RUN_DIRECTORY"
 DEVICE_MEMORY = "HEADWAY_DEVICE_MEMORY"
@@ -87,16 +87,13 @@ def listening_socket(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def describe(identity: Identity, cluster_text: str) -> str:
-    """Say in one line what was found (`cluster_text`) and which launcher was recognised.
-
-    Headway's own launcher has said its part already: what was measured since then is left.
-    """
-    if identity.launcher == "headway":
-        return f"headway: {cluster_text}"
-    processes = "1 process" if identity.size == 1 else f"{identity.size} processes"
-    started = "started by itself" if identity.launcher == "alone" else f"started by {identity.launcher}"
-    budget = "" if identity.device_memory is None else f", limited to {format_bytes(identity.device_memory)} each"
-    return f"headway: {processes} ({started}){budget}; {cluster_text}"
+    """Say in one line what was found (`cluster_text`), which launcher was recognised, and where the journal lies."""
+    started = {"alone": "started by itself", "headway": "started by headway run"}.get(
+        identity.launcher, f"started by {identity.launcher}"
+    )
+    limited = "" if identity.device_memory is None else " (a limit)"
+    run = "" if identity.run_directory is None else f"; {shown(identity.run_directory)}"
+    return f"headway: {cluster_text}{limited}; {started}{run}"
 
 
 def expand_nodelist(nodelist: str) -> tuple[str, ...]:

@@ -17,8 +17,7 @@ from headway.errors import HeadwayError
 from headway.launch.cause import Ending, first_cause, hint_of, report, with_records
 from headway.launch.children import Children, environ_of
 from headway.launch.directory import RUNS, make_run_directory, shown
-from headway.launch.machine import cores, kills_for_memory, memory_bytes
-from headway.units import format_bytes
+from headway.launch.machine import cores, kills_for_memory
 
 # How long the others may fail by themselves, and say why, after the first rank has: seconds.
 _GRACE_AFTER_CAUSE = 0.7
@@ -39,17 +38,16 @@ class Job:
     runs: Path = RUNS
 
 
-def start(job: Job, *, stream: TextIO | None = None, quiet: bool = False) -> int:
+def start(job: Job, *, stream: TextIO | None = None) -> int:
     """Run the job to its end and return its exit code; `stream` (standard error) gets the launcher's own lines.
 
+    The first line about the machine is the plan's, which has measured it (`launch.identity.describe`).
     Raises HeadwayError when it cannot start: no process asked for, no such script, a run of that name.
     """
     stream = sys.stderr if stream is None else stream
     _check(job)
     run_directory = make_run_directory(job.name, job.runs)
     cores_each = max(1, cores() // job.num_processes)
-    if not quiet:
-        print(_found(job, cores_each, run_directory), file=stream, flush=True)
     command = [sys.executable, "-P", "-m", "headway.launch.worker", str(job.script), *job.arguments]
     environs = [
         environ_of(rank, job.num_processes, cores_each, run_directory, job.device_memory, job.deadline)
@@ -101,19 +99,6 @@ def _check(job: Job) -> None:
             place=f"headway run --deadline {job.deadline:g}",
             remedy="seconds above 0; without --deadline it is 300",
         )
-
-
-def _found(job: Job, cores_each: int, run_directory: Path) -> str:
-    count = job.num_processes
-    memory = job.device_memory if job.device_memory is not None else memory_bytes() // count
-    limited = " (limited)" if job.device_memory is not None else ""
-    each = " each" if count > 1 else ""
-    processes = "1 process" if count == 1 else f"{count} processes"
-    counted = "1 core" if cores_each == 1 else f"{cores_each} cores"
-    return (
-        f"headway: {processes} on this machine, {counted} and {format_bytes(memory)}{limited}{each}; "
-        f"started by headway run; {shown(run_directory)}"
-    )
 
 
 def _watch(children: Children, received: list[signal.Signals], run_directory: Path) -> list[Ending]:

@@ -82,7 +82,7 @@ def _measure_between(num_processes: int) -> Measured | None:
         script, result = Path(folder) / "measure.py", Path(folder) / "measured.json"
         script.write_text(_SCRIPT)
         job = Job(script, (str(result),), num_processes, runs=Path(folder) / "runs", deadline=_DEADLINE)
-        if start(job, stream=sys.stderr, quiet=True) != 0:
+        if start(job, stream=sys.stderr) != 0:
             return None
         return Measured(**json.loads(result.read_text()))
 

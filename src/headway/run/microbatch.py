@@ -132,7 +132,7 @@ def num_tokens(batch: Any, total: int) -> int | None:
 
 
 def cut(batch: Any, start: int, stop: int, *, keep_shared: bool = False) -> Any:
-    """Take samples [start, stop) of a batch; tensors are views. `Shared` leaves give their tensor, or stay as they are."""
+    """Take samples [start, stop) of a batch as views; `Shared` leaves give their tensor, or stay as they are."""
 
     def part(place: str, leaf: Any) -> Any:
         if isinstance(leaf, Shared):
@@ -187,12 +187,12 @@ def _total_and_count(value: Any, samples: int, what: str) -> tuple[Any, float]:
             raise TypeError(f"{what} returned a Mean whose total has shape {list(total.shape)}, not a scalar")
         return total, float(value.count)
     if isinstance(value, torch.Tensor):
-        if value.dim() and value.numel() != 1:
+        if value.dim():  # [1] too: for one sample a loss that is not reduced at all looks like that
             raise TypeError(
                 f"{what} returned a tensor of shape {list(value.shape)}, not a scalar\n"
-                "  Try: return its mean over the samples, or headway.Mean(total, count)"
+                "  Try: return its mean over the samples (shape []), or headway.Mean(total, count)"
             )
-        return value.reshape(()) * samples, float(samples)
+        return value * samples, float(samples)
     if isinstance(value, int | float):
         return value * samples, float(samples)
     raise TypeError(
