@@ -37,6 +37,9 @@ TORCH_WHILE_THINKING = {
     "graph/walk.py": "follows the torch calls of a run, for the recorder and for the stages",
     "graph/flops.py": "counts FLOPs where torch dispatches, by torch's own formulas",
     "graph/weights.py": "lists a model's parameters and buffers",
+    "graph/recorder.py": "sees the calls of that run",
+    "graph/ledger.py": "tells the tensors of that run apart",
+    "graph/interception.py": "replaces the functions of torch through which a run can be followed",
     "graph/absent.py": "answers on meta what shape a call gives, for the recorder and for the stages",
     "cost/measure.py": "times the calls on this device",
 }
@@ -63,14 +66,22 @@ FACE: dict[str, str] = {
 # "file: name" of each private name of another package that no public one replaces; "name" where any file may use it.
 PRIVATE_NAMES: dict[str, str] = {
     "_pytree": "torch's nested values have no public module in 2.13; torch.export and checkpoints take this one",
-    "graph/record.py: _python_dispatch": "TorchDispatchMode, which torch documents, has no other home",
-    "graph/record.py: _getframe": "the user's line of each call; inspect.stack reads every file on the way",
+    "_python_dispatch": "TorchDispatchMode, which torch documents, has no other home",
+    "graph/recorder.py: _getframe": "the user's line of each call; inspect.stack reads every file on the way",
     "graph/record.py: _buffers": "puts back buffers that a recording replaced, in their order",
+    "run/stage.py: _buffers": "puts back buffers that belong to another stage, where modules override __setattr__",
+    "graph/recorder.py: _C": "no public function tells whether a transform of torch.func is under way",
+    "graph/recorder.py: _functorch": "the module of that function",
+    "graph/interception.py: _functorch": "where torch.func's transforms look up what they run",
+    "graph/interception.py: _checkpoint_without_reentrant_generator": "the one place that every checkpoint passes",
+    "graph/interception.py: _call_impl": "a module's call without torch.compile",
+    "graph/ledger.py: _version": "counts the in-place changes of a tensor",
+    "run/stage_walk.py: _version": "counts the in-place changes of a tensor",
     "collective/reduce.py: _C": "counts a storage's users; without it a copy is made, as a comment there says",
     "collective/reduce.py: _cdata": "the argument of that count",
     "run/hold.py: _parameters": "swaps a parameter where modules override __setattr__",
     "run/parallel.py: _buffers": "swaps a buffer where modules override __setattr__",
-    "graph/record.py: _scaled_dot_product_flash_attention_for_cpu": "on meta the public call takes another kernel",
+    "graph/flops.py: _scaled_dot_product_flash_attention_for_cpu": "on meta the public call takes another kernel",
 }
 
 # "file: name" of each module-level value that changes.
@@ -78,5 +89,5 @@ MODULE_STATE: dict[str, str] = {}
 
 # "file: class" of each dataclass that is not frozen, outside the rooms that may change things.
 MUTABLE_DATACLASSES: dict[str, str] = {
-    "graph/record.py: _OpenModule": "filled while the program runs; becomes a frozen ModuleCall",
+    "graph/recorder.py: _OpenModule": "filled while the program runs; becomes a frozen ModuleCall",
 }

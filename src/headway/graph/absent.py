@@ -6,10 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from headway.graph.walk import map_tensors, short_name
+from headway.graph.walk import map_tensors, short_name, tensors_of
 
 META = torch.device("meta")
+
+LOWERED = frozenset(
+    "linear matmul __matmul__ __rmatmul__ mm bmm addmm addbmm baddbmm einsum conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d scaled_dot_product_attention _convolution mv addmv chain_matmul bilinear".split()
+)
+"""Functions that autocast computes in its lower precision."""
 
 
 def is_absent(tensor: torch.Tensor) -> bool:
@@ -30,11 +37,16 @@ def answer_fact(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def call_on_meta(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], twin: Callable[[torch.Tensor], torch.Tensor]
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    twin: Callable[[torch.Tensor], torch.Tensor],
+    hidden: Callable[[torch.Tensor], bool] | None = None,
 ) -> Any:
     """Compute the shapes of one call: every tensor is replaced by its `twin` on meta, every device by meta.
 
-    Raises whatever torch raises when the call has no shape rule for meta tensors.
+    `hidden(tensor)` says that a tensor with values must not be looked into; by default all may be. Raises whatever
+    torch raises when the call has no shape rule for meta tensors.
     """
     name = short_name(func)
     if name in ("cpu", "cuda", "pin_memory", "contiguous") and args and isinstance(args[0], torch.Tensor):
@@ -44,9 +56,48 @@ def call_on_meta(
         args = (args[0], _static_index(args[1]), *args[2:])
     if name == "__deepcopy__":
         return twin(args[0]).clone()
+    if name == "grad" and getattr(func, "__module__", "") == "torch.autograd":
+        return _gradients_of(args, kwargs, twin)
+    given = args, kwargs
     moved = tuple(_on_meta(item, twin, name) for item in args)
     named = {key: _on_meta(item, twin, name, key) for key, item in kwargs.items()}
-    return func(*moved, **named)
+    if name in LOWERED and torch.is_autocast_enabled("cpu"):
+        moved, named = map_tensors((moved, named), _lower)
+    try:
+        return func(*moved, **named)
+    except Exception as error:
+        if name in ("_grouped_mm", "grouped_mm"):  # the rule for meta knows bfloat16 alone
+            half = map_tensors((moved, named), lambda t: t.bfloat16() if t.is_floating_point() else t)
+            return func(*half[0], **half[1]).to(moved[0].dtype)
+        if "meta" not in str(error):
+            raise
+        plain = map_tensors(given, lambda t: _as_number(t, hidden))
+        if not _numbers(plain, given):
+            raise
+        moved = tuple(_on_meta(item, twin, name) for item in plain[0])
+        return func(*moved, **{key: _on_meta(item, twin, name, key) for key, item in plain[1].items()})
+
+
+def _as_number(tensor: torch.Tensor, hidden: Callable[[torch.Tensor], bool] | None) -> Any:
+    """Turn a known whole number into a Python int: sizes and bounds may be given as tensors."""
+    if tensor.is_meta or tensor.dim() or tensor.is_floating_point() or tensor.is_complex():
+        return tensor
+    return tensor if tensor.dtype is torch.bool or (hidden is not None and hidden(tensor)) else int(tensor)
+
+
+def _numbers(plain: Any, given: Any) -> bool:
+    return len(tensors_of(plain, [])) < len(tensors_of(given, []))
+
+
+def _lower(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.get_autocast_dtype("cpu")) if tensor.dtype is torch.float32 else tensor
+
+
+def _gradients_of(args: tuple[Any, ...], kwargs: dict[str, Any], twin: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Give gradients by their shapes alone when there is no graph to follow (torch.autograd.grad)."""
+    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+    inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    return tuple(torch.empty_like(t if t.is_meta else twin(t), requires_grad=False) for t in inputs)
 
 
 def _static_index(index: Any) -> Any:
@@ -77,3 +128,34 @@ def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.requires_grad:
         twin.requires_grad_()
     return twin
+
+
+class Inside(TorchFunctionMode):
+    """Surrounds a call whose inside is not followed: notes the tensors it takes, and keeps it on meta if it is there.
+
+    A custom function, or one that torch.func transforms, may use weights that are not among its arguments; those are
+    found by `seen`. Where `absent(tensor)` holds for a tensor of a call inside, that call is computed on meta.
+    """
+
+    def __init__(
+        self,
+        seen: Callable[[torch.Tensor], None],
+        absent: Callable[[torch.Tensor], bool],
+        twin: Callable[[torch.Tensor], torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.seen, self.absent, self.twin, self.device = seen, absent, twin, device
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Route one torch call inside (torch's protocol for modes)."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return answer_fact(func, func.__self__.__name__, args, kwargs, self.device)
+        tensors = tensors_of((args, kwargs), [])
+        for tensor in tensors:
+            self.seen(tensor)
+        if any(t.is_meta or self.absent(t) for t in tensors):
+            return call_on_meta(func, args, kwargs, self.twin, self.absent)
+        return func(*args, **kwargs)

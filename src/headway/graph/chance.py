@@ -1,7 +1,9 @@
-"""Chance: which torch calls draw random numbers."""
+"""Chance: which torch calls draw random numbers, and whether Python or numpy did."""
 
 from __future__ import annotations
 
+import random
+import sys
 from typing import Any
 
 from headway.graph.walk import short_name
@@ -14,6 +16,16 @@ DROPOUTS = frozenset(
     "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_ feature_alpha_dropout feature_dropout "
     "feature_dropout_ rrelu rrelu_".split()
 )
+
+
+def host_state() -> tuple[Any, ...]:
+    """Give a few numbers that change when Python's or numpy's global generator is drawn from."""
+    words = random.getstate()[1]
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (words[-1], words[0])
+    state = numpy.random.get_state(legacy=False)["state"]
+    return (words[-1], words[0], state["pos"], int(state["key"][0]))
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:

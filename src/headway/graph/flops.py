@@ -33,7 +33,7 @@ def attention_on_meta(
     counter: FlopCounter, twin: Callable[[torch.Tensor], torch.Tensor], func: Any,
     args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
-    """Record attention as the fused kernel does it: on meta torch would take the plain path, which saves every score."""
+    """Record attention as the fused kernel does it: on meta torch takes the plain path, which saves every score."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = (twin(t) if not t.is_meta else t for t in (given["query"], given["key"], given["value"]))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headway.graph.model import Call, Cut, ModuleCall, Position, Value, position_text
+from headway.graph.model import Call, Cut, ModuleCall, Position, Ref, Value, position_text
 
 
 def last_uses(calls: Sequence[Call], values: Sequence[Value], results: Sequence[int]) -> list[int]:
@@ -55,12 +55,14 @@ def allowed_cuts(
     modules: Sequence[ModuleCall],
     results: Sequence[int],
     reshaped: Mapping[int, int],
+    locked: Mapping[int, str] | None = None,
 ) -> tuple[tuple[Cut, ...], tuple[tuple[int, str], ...]]:
     """Find the places where a stage may begin, with what crosses there, and say why the others are refused.
 
     A value crosses before call c when its content depends on parameters before c and a call from c on takes it.
     Refused: a value whose maker was not seen, one whose shape was changed in place, and two aliases of one storage
-    that both cross and are written later (each stage would have its own copy).
+    that both cross and are written later (each stage would have its own copy); also every place in `locked`, and
+    what lies inside a checkpointed region, a module that changes its buffers, or what autograd.grad goes back over.
     """
     last, since = last_uses(calls, values, results), derived_since(calls, values)
     writes = storage_writes(calls, values)
@@ -72,7 +74,7 @@ def allowed_cuts(
         if start is not None and last[value.id] > start:
             begins[start + 1].append(value.id)  # crosses cuts start + 1 .. last use
             ends[last[value.id] + 1].append(value.id)
-    updating = _updating(calls, modules)
+    whole = {**_updating(calls, modules), **_differentiated(calls), **(locked or {})}
     live: dict[int, None] = dict.fromkeys(begins.get(0, ()))
     cuts: list[Cut] = []
     refused: list[tuple[int, str]] = []
@@ -86,7 +88,7 @@ def allowed_cuts(
         if not seen_derived:  # the first stage begins at the start of the program
             seen_derived = True
             continue
-        reason = updating.get(call.index) or _refusal(call.index, live, values, writes, reshaped)
+        reason = whole.get(call.index) or _refusal(call.index, live, values, writes, reshaped)
         if reason:
             refused.append((call.index, reason))
         else:
@@ -98,17 +100,47 @@ def allowed_cuts(
 
 
 def _updating(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int, str]:
-    """Name the calls inside a module without children that changes buffers: its state stays on one stage."""
-    parents = {module.position[:-1] for module in modules}
+    """Name the calls inside a module without children that changes buffers, and inside a checkpointed region."""
+    parents = {module.position[:-2] for module in modules}
     found: dict[int, str] = {}
     for module in modules:
         inside = calls[module.first : module.last]
-        if module.position in parents or not any(call.written_buffers for call in inside):
+        if module.kind == "checkpoint":
+            reason = "backward computes a checkpointed region again, so it stays on one stage"
+        elif module.position not in parents and any(call.written_buffers for call in inside):
+            reason = f"{module.path} changes its buffers here, and its state stays on one stage"
+        else:
             continue
         first = next((call.index for call in inside if call.derived), module.last)
         for call in inside:
             if call.index > first:
-                found[call.index] = f"{module.path} changes its buffers here, and its state stays on one stage"
+                found[call.index] = reason
+    uses: dict[str, list[int]] = {name: [] for call in calls for name in call.written_buffers}
+    for call in calls:
+        for name in {*call.buffers, *call.written_buffers} & uses.keys():
+            uses[name].append(call.index)
+    for name, indices in uses.items():
+        for index in range(indices[0] + 1, indices[-1] + 1):
+            found.setdefault(
+                index, f"buffer {name} changes, and is used before and after: its state stays on one stage"
+            )
+    return found
+
+
+def _differentiated(calls: Sequence[Call]) -> dict[int, str]:
+    """Name the calls between the use of a tensor and torch.autograd.grad with respect to it."""
+    found: dict[int, str] = {}
+    for call in calls:
+        if call.function != "torch.autograd.grad" or call.arguments is None:
+            continue
+        args, kwargs = call.arguments
+        given = args[1] if len(args) > 1 else kwargs.get("inputs")
+        sources = {
+            ref.value for ref in (given if isinstance(given, tuple | list) else (given,)) if isinstance(ref, Ref)
+        }
+        users = (c.index for c in calls[: call.index] if c.derived and not sources.isdisjoint(c.inputs))
+        for index in range(next(users, call.index) + 1, call.index + 1):
+            found[index] = "torch.autograd.grad goes back over these calls, so they stay on one stage"
     return found
 
 
@@ -130,22 +162,23 @@ def _refusal(
 
 
 def guarded_modules(
-    modules: Sequence[ModuleCall], outputs: Sequence[frozenset[int]], calls: Sequence[Call], values: Sequence[Value]
-) -> list[ModuleCall]:
+    modules: Sequence[ModuleCall], outputs: Sequence[frozenset[int]], draws: Sequence[bool], calls: Sequence[Call],
+    values: Sequence[Value],
+) -> list[ModuleCall]:  # fmt: skip
     """Mark the module calls that must be followed call by call.
 
-    Those are the ones that read values, draw random numbers, or make a value that is used outside without being part
-    of the module's result (kept in an attribute, appended to a list, put into a cache).
+    Those are the ones that read values, draw random numbers (`draws`: Python's or numpy's), or make a value that is
+    used outside without being part of the module's result (kept in an attribute, a list, a cache).
     """
     used_at: dict[int, list[int]] = defaultdict(list)
     for call in calls:
         for value in call.inputs:
             used_at[value].append(call.index)
     result = []
-    for module, result_values in zip(modules, outputs, strict=True):
-        guarded = False
+    for module, result_values, on_host in zip(modules, outputs, draws, strict=True):
+        guarded = on_host
         for call in calls[module.first : module.last]:
-            guarded = call.random or call.reads_value or bool(call.written_buffers and not call.derived)
+            guarded = guarded or call.random or call.reads_value
             for value in call.outputs:
                 escapes = any(not module.first <= use < module.last for use in used_at[value])
                 guarded = guarded or (escapes and value not in result_values)
@@ -164,23 +197,26 @@ def _cut_names(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int
     first_derived: dict[Position, int] = {}
     for call in calls:
         if call.derived:
-            for depth in range(1, len(call.position)):
+            for depth in range(2, len(call.position), 2):
                 first_derived.setdefault(call.position[:depth], call.index)
     names: dict[int, tuple[str, Position]] = {}
     taken: set[str] = set()
     for call in calls:
         name, position = "", call.position
-        for depth in range(1, len(call.position)):
+        for depth in range(2, len(call.position), 2):
             module = by_position.get(call.position[:depth])
-            if module and first_derived.get(module.position) == call.index and module.path:
+            if module is None or first_derived.get(module.position) != call.index or not module.path:
+                continue
+            position = min(position, module.position, key=len)
+            if module.kind != "checkpoint":  # a checkpointed region has the name of the module in it
                 name = module.path + (f"*{module.occurrence}" if module.occurrence else "")
-                position = module.position
                 break
         if not name:
-            module = by_position.get(call.position[:-1])
+            module = by_position.get(call.position[:-2])
             place = "loss" if module is None else module.path or "model"
             again = f"*{module.occurrence}" if module and module.occurrence else ""
-            name = f"{place}{again}#{call.position[-1]}"
+            landmark, count = call.position[-2:]
+            name = f"{place}{again}#{landmark}.{count}" if landmark else f"{place}{again}#{count}"
         if name in taken:
             name = f"{name}@{position_text(call.position)}"
         taken.add(name)

@@ -7,10 +7,12 @@ from functools import cached_property
 from typing import Any
 
 Position = tuple[int, ...]
-"""Place of an event (a torch call or a module's call) in the program: its ordinal in each enclosing module call.
+"""Place of an event (a torch call or a module's call) in the program: two numbers for each enclosing module call.
 
-(3, 0, 5) is event 5 of the module call that is event 0 of the module call that is event 3 of the loss function.
-Tuples compare in program order, and what is dynamic inside one module call does not shift what is outside it.
+The first counts the module calls so far in that frame (landmarks), the second the events since the last of them:
+(3, 0, 1, 2) is the second torch call after the first module call inside the third module call of the loss function.
+Tuples compare in program order. What is dynamic inside one module call does not shift what is outside it, and torch
+calls more or fewer than recorded do not shift the modules after them.
 """
 
 
@@ -135,6 +137,9 @@ class ModelGraph:
     refused_cuts: tuple[tuple[int, str], ...] = ()  # (call index, why) of places that are not allowed
     on_meta: bool = True  # recorded without computing
     notes: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()  # functions whose result's shape only the stage that computes them can tell
+    draws_on_host: bool = False  # Python's or numpy's random numbers are drawn
+    branches: bool = False  # some value is read, be it of the batch alone: the program may go another way next time
     extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -176,4 +181,4 @@ class ModelGraph:
     @property
     def random(self) -> bool:
         """Whether any call draws random numbers."""
-        return any(call.random for call in self.calls)
+        return self.draws_on_host or any(call.random for call in self.calls)

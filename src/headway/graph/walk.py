@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from headway.graph.interception import CHECKPOINT, intercept, uncompiled
 from headway.graph.model import Position
 
 TENSOR_GETTERS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
@@ -39,9 +40,13 @@ SHAPE_READS = frozenset("nonzero argwhere masked_select unique unique_consecutiv
 """Functions whose result has a shape that depends on a tensor's content."""
 
 
-@functools.lru_cache(maxsize=4096)
 def function_name(func: Any) -> str:
     """Name a torch function by its attribute path, for instance "torch.nn.functional.linear"."""
+    return "torch.jit.ScriptModule.__call__" if isinstance(func, functools.partial) else _function_name(func)
+
+
+@functools.lru_cache(maxsize=4096)
+def _function_name(func: Any) -> str:
     try:
         name = resolve_name(func)
     except Exception:  # resolve_name looks attributes up on whatever it is given
@@ -52,7 +57,6 @@ def function_name(func: Any) -> str:
     return f"{owner}.{getattr(func, '__qualname__', getattr(func, '__name__', repr(func)))}"
 
 
-@functools.lru_cache(maxsize=4096)
 def short_name(func: Any) -> str:
     """Name a torch function without its path: "linear", "__getitem__"."""
     return str(getattr(func, "__name__", "")) or function_name(func).rsplit(".", 1)[-1]
@@ -120,30 +124,67 @@ def module_paths(model: nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in model.named_modules()}
 
 
+Landmarks = Mapping[Position, Mapping[tuple[str, int], int]]
+"""For the position of a frame: the landmark number of each module call in it, by path and occurrence."""
+
+
+def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], int]:
+    """Number the module calls of a frame from 1, by path and occurrence."""
+    seen: dict[str, int] = {}
+    table = {}
+    for number, path in enumerate(paths, 1):
+        seen[path] = seen.get(path, -1) + 1
+        table[(path, seen[path])] = number
+    return table
+
+
 class Frame:
-    """One module call in progress: its position, its path and how many events it has had."""
+    """One module call in progress: its position, its path, and how far it has come."""
 
-    __slots__ = ("count", "path", "position")
+    __slots__ = ("count", "known", "landmark", "path", "position", "seen")
 
-    def __init__(self, position: Position, path: str) -> None:
+    def __init__(self, position: Position, path: str, known: Mapping[tuple[str, int], int] | None) -> None:
         self.position = position
         self.path = path
-        self.count = 0
+        self.known = known
+        self.landmark = 0  # number of the last module call
+        self.count = 0  # events since
+        self.seen: dict[str, int] = {}
+
+    def next_module(self, path: str) -> Position:
+        """Place the next module call: at its landmark when it is known, else as an event after the last one."""
+        occurrence = self.seen.get(path, 0)
+        self.seen[path] = occurrence + 1
+        number: int | None = self.landmark + 1
+        if self.known is not None:
+            number = self.known.get((path, occurrence))
+        if number is None or number <= self.landmark:
+            self.count += 1
+        else:
+            self.landmark, self.count = number, 0
+        return (*self.position, self.landmark, self.count)
+
+    def next_event(self) -> Position:
+        """Say where the next torch call stands."""
+        return (*self.position, self.landmark, self.count + 1)
 
 
 class Walk(TorchFunctionMode):
     """Sees each torch call and each module call of the block it surrounds, in program order.
 
-    A subclass says what happens at a call (`on_call`) and at a module's call (`on_module`). Facts about a tensor that
-    are not its content (shape, dtype) pass through and have no position; `fact` may change the answer.
-    While the block runs, `nn.Module.__call__` and `autograd.Function.apply` are replaced on their classes, for this
-    thread only in effect, as torch.fx does.
+    A subclass says what happens at a call (`on_call`), at a call whose inside is not followed (`on_opaque`), and at a
+    module's call (`on_module`). Facts about a tensor that are not its content (shape, dtype) pass through and have no
+    position; `fact` may change the answer. Module calls in a frame of `landmarks` are found again by path and
+    occurrence, whatever else the frame does this time; without `landmarks` they are numbered as they come.
+    While the block runs, the functions of `interception` are replaced, for this thread only in effect, as torch.fx
+    replaces `nn.Module.__call__`.
     """
 
-    def __init__(self, model: nn.Module, paths: Mapping[int, str] | None = None) -> None:
+    def __init__(self, paths: Mapping[int, str], landmarks: Landmarks | None = None) -> None:
         super().__init__()
-        self.paths = module_paths(model) if paths is None else paths
-        self.frames = [Frame((), "")]
+        self.paths = paths  # of modules, by id
+        self.landmarks = landmarks or {}
+        self.frames = [Frame((), "", self.landmarks.get(()))]
         self.thread = threading.get_ident()
         self.paused = False
 
@@ -153,9 +194,24 @@ class Walk(TorchFunctionMode):
         """Compute one torch call; its own torch calls are not seen."""
         return func(*args, **kwargs)
 
+    def on_opaque(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute a call that may use tensors other than its arguments: a custom function, a scripted module."""
+        return self.on_call(position, func, args, kwargs)
+
     def on_module(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Carry out one module call; `run()` runs the module's own Python under this walk."""
         return run()
+
+    def on_region(self, position: Position) -> None:
+        """Note that a checkpointed region begins; its events lie at positions that begin with this one."""
+
+    def on_reentrant(self, position: Position, apply: Callable[..., Any], run: Any, preserve: Any, args: Any) -> Any:
+        """Carry out a checkpointed region of the re-entrant kind; `apply(run, preserve, *args)` is what torch does."""
+        return apply(run, preserve, *args)
+
+    def again(self, position: Position, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Give what computes a checkpointed region again in backward."""
+        return run
 
     def fact(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a question about a tensor that is not about its content."""
@@ -173,35 +229,62 @@ class Walk(TorchFunctionMode):
                 return self.fact(func, name, args, kwargs)
         elif name in ("__set__", "_set_grad_enabled") or func in PLAIN_METHODS:
             return self.fact(func, name, args, kwargs)
-        return self._call(func, args, kwargs)
+        return self._event(self.on_call, func, args, kwargs)
 
-    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _event(self, handle: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         frame = self.frames[-1]
-        result = self.on_call((*frame.position, frame.count), func, args, kwargs)
-        # a call is an event if it makes tensors or reads content; others (is_tensor, broadcast_shapes) are not
-        if isinstance(result, torch.Tensor) or is_read(func, args, kwargs) or tensors_of(result, []):
+        result = handle(frame.next_event(), func, args, kwargs)
+        # a call is an event if it makes or changes tensors or reads content; is_tensor, broadcast_shapes are not
+        if isinstance(result, torch.Tensor) or result is None or is_read(func, args, kwargs) or tensors_of(result, []):
             frame.count += 1
         return result
 
-    def _module(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        parent = self.frames[-1]
-        position = (*parent.position, parent.count)
-        parent.count += 1
+    def module_call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Carry out a call of nn.Module.__call__."""
+        if isinstance(module, torch.jit.ScriptModule):
+            return self.opaque_call(functools.partial(original, module), args, kwargs)
         path = self.paths.get(id(module), f"<{type(module).__name__}>")
+        position = self.frames[-1].next_module(path)
 
         def run() -> Any:
             depth = len(self.frames)
-            self.frames.append(Frame(position, path))
+            self.frames.append(Frame(position, path, self.landmarks.get(position)))
             try:
-                return original(module, *args, **kwargs)
+                return (original if self.paused else uncompiled(original, module))(module, *args, **kwargs)
             finally:
                 del self.frames[depth:]
 
         return self.on_module(position, module, run, args, kwargs)
 
+    def opaque_call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Carry out a call as one event, whatever happens inside."""
+        with self.pause():
+            return self._event(self.on_opaque, func, args, kwargs)
+
+    def reentrant_call(self, apply: Any, args: Any) -> Any:
+        """Carry out torch.utils.checkpoint's re-entrant function: its inside is followed."""
+        with self.region() as position:
+            return self.on_reentrant(position, apply, args[0], args[1], args[2:])
+
+    @contextmanager
+    def region(self) -> Iterator[Position]:
+        """Give the events inside the block a frame of their own."""
+        path = self.frames[-1].path
+        position = self.frames[-1].next_module(CHECKPOINT)
+        self.on_region(position)
+        depth = len(self.frames)
+        self.frames.append(Frame(position, path, self.landmarks.get(position)))
+        try:
+            yield position
+        finally:
+            del self.frames[depth:]
+
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Let torch run at full speed, unseen, inside the block."""
+        if self.paused:
+            yield
+            return
         super().__exit__(None, None, None)
         self.paused = True
         try:
@@ -211,6 +294,11 @@ class Walk(TorchFunctionMode):
             super().__enter__()
 
     @property
+    def asleep(self) -> bool:
+        """Whether calls made here are not this walk's: it is paused, or they come from another thread."""
+        return self.paused or threading.get_ident() != self.thread
+
+    @property
     def module_path(self) -> str:
         """Path of the module whose forward is running now; "" in the loss function."""
         return self.frames[-1].path
@@ -218,28 +306,11 @@ class Walk(TorchFunctionMode):
     def __enter__(self) -> Walk:
         """Begin to see calls."""
         self.thread = threading.get_ident()
-        original_call, original_apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
-        self._originals = (original_call, original_apply)
-        walk = self
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if walk.paused or threading.get_ident() != walk.thread:
-                return original_call(module, *args, **kwargs)
-            return walk._module(original_call, module, args, kwargs)
-
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            function = original_apply.__get__(None, cls)
-            if walk.paused or threading.get_ident() != walk.thread or len(walk.frames) == 0:
-                return function(*args, **kwargs)
-            with walk.pause():
-                return walk._call(function, args, kwargs)
-
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+        self._put_back = intercept(self)
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Leave torch as it was."""
         super().__exit__(*exception)
-        nn.Module.__call__, torch.autograd.Function.apply = self._originals  # type: ignore[method-assign]
+        self._put_back()

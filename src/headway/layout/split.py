@@ -26,6 +26,7 @@ class Crossing:
     target: int
     differentiable: bool
     written: bool  # the target (or a later stage) changes it in place, so it must not be a leaf there
+    function: str = ""  # that makes it
 
     @property
     def key(self) -> tuple[Position, int]:
@@ -56,6 +57,8 @@ class Split:
     random: bool = False  # some call draws random numbers
     reads: bool = False  # some call reads a value that depends on parameters
     entry: Position = ()  # where the loss function calls the model
+    asked: tuple[str, ...] = ()  # functions whose result's shape only the stage that computes them can tell
+    landmarks: tuple[tuple[Position, tuple[str, ...]], ...] = ()  # for frames that matter: the paths called, in order
 
     @property
     def num_stages(self) -> int:
@@ -90,6 +93,8 @@ class Split:
             "random": self.random,
             "reads": self.reads,
             "entry": position_text(self.entry),
+            "asked": list(self.asked),
+            "landmarks": [{"frame": position_text(p), "calls": list(paths)} for p, paths in self.landmarks],
             "stages": [
                 {
                     "start": position_text(part.start),
@@ -103,6 +108,7 @@ class Split:
                             "target": c.target,
                             "differentiable": c.differentiable,
                             "written": c.written,
+                            "function": c.function,
                         }
                         for c in part.sends
                     ],
@@ -117,7 +123,15 @@ class Split:
         rows = table["stages"]
         sends = [
             tuple(
-                Crossing(parse_position(c["position"]), c["output"], s, c["target"], c["differentiable"], c["written"])
+                Crossing(
+                    parse_position(c["position"]),
+                    c["output"],
+                    s,
+                    c["target"],
+                    c["differentiable"],
+                    c["written"],
+                    c.get("function", ""),
+                )
                 for c in row["sends"]
             )
             for s, row in enumerate(rows)
@@ -135,8 +149,11 @@ class Split:
             for s, row in enumerate(rows)
         )
         guarded = tuple(parse_position(p) for p in table["guarded"])
-        entry = parse_position(table["entry"])
-        return Split(parts, tuple(table["state"]), guarded, table["random"], table["reads"], entry)
+        landmarks = tuple((parse_position(row["frame"]), tuple(row["calls"])) for row in table.get("landmarks", ()))
+        return Split(
+            parts, tuple(table["state"]), guarded, table["random"], table["reads"], parse_position(table["entry"]),
+            tuple(table.get("asked", ())), landmarks,
+        )  # fmt: skip
 
 
 def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
@@ -156,8 +173,8 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         raise SplitError(f"cuts are not in program order: {', '.join(cuts)}")
     bounds = [0, *starts, len(graph.calls)]
     sends = _crossings(graph, bounds)
-    parameters, buffers = _weights(graph, bounds)
     positions: list[Position | None] = [(), *(graph.cut[name].position for name in cuts), None]
+    parameters, buffers = _weights(graph, bounds, [p for p in positions[1:] if p is not None])
     parts = tuple(
         StagePart(
             index=s,
@@ -170,14 +187,30 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         )
         for s in range(len(cuts) + 1)
     )
+    guarded = tuple(m.position for m in graph.modules if m.guarded)
     return Split(
         stages=parts,
         state=tuple(sorted({b for call in graph.calls for b in call.written_buffers})),
-        guarded=tuple(m.position for m in graph.modules if m.guarded),
+        guarded=guarded,
         random=graph.random,
-        reads=any(call.reads_value for call in graph.calls),
-        entry=next((m.position for m in graph.modules if m.path == "" and len(m.position) == 1), ()),
+        reads=any(call.reads_value for call in graph.calls) or (graph.random and graph.branches),
+        entry=next((m.position for m in graph.modules if m.path == "" and len(m.position) == 2), ()),
+        asked=graph.asked,
+        landmarks=_landmarks(graph, parts, guarded),
     )
+
+
+def _landmarks(
+    graph: ModelGraph, parts: Sequence[StagePart], guarded: Sequence[Position]
+) -> tuple[tuple[Position, tuple[str, ...]], ...]:
+    """List the module calls of each frame in which a border, a crossing or a guarded call must be found again."""
+    places = [*guarded, *(part.start for part in parts), *(c.position for part in parts for c in part.sends)]
+    frames = {place[:depth] for place in places for depth in range(0, len(place), 2)} | {()}
+    tables: dict[Position, list[str]] = {}
+    for module in graph.modules:
+        if module.position[:-2] in frames:
+            tables.setdefault(module.position[:-2], []).append(module.path)
+    return tuple(sorted((position, tuple(paths)) for position, paths in tables.items()))
 
 
 def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]:
@@ -210,23 +243,58 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
             floating = value.dtype.startswith(("float", "bfloat", "complex"))
             maker = calls[value.producer]
             differentiable = floating and (value.requires_grad or bool(storage_written))
-            sends[source].append(Crossing(maker.position, value.output, source, target, differentiable, later))
+            sends[source].append(
+                Crossing(maker.position, value.output, source, target, differentiable, later, maker.function)
+            )
     return sends
 
 
-def _weights(graph: ModelGraph, bounds: Sequence[int]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """List what each stage holds; a parameter that no call uses stays with the first stage."""
+def _weights(
+    graph: ModelGraph, bounds: Sequence[int], starts: Sequence[Position]
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """List what each stage holds.
+
+    A parameter that no call used (an expert without tokens) goes where its module would be called, so that it is there
+    when another batch uses it.
+    """
     num_stages = len(bounds) - 1
     used: list[dict[str, None]] = [{} for _ in range(num_stages)]
     written: list[dict[str, None]] = [{} for _ in range(num_stages)]
+    home: dict[str, int] = {}  # the last stage that uses a parameter
     for stage in range(num_stages):
         for call in graph.calls[bounds[stage] : bounds[stage + 1]]:
             used[stage].update(dict.fromkeys(call.parameters))
             written[stage].update(dict.fromkeys(call.written_buffers))
-    everywhere = {name for table in used for name in table}
-    order = {info.name: i for i, info in enumerate(graph.parameters)}
-    for info in graph.parameters:
-        if not info.is_buffer and info.name not in everywhere:
-            used[0].setdefault(info.name)
+        home.update(dict.fromkeys(used[stage], stage))
+    names = [info.name for info in graph.parameters if not info.is_buffer]
+    order = {name: i for i, name in enumerate(names)}
+    for name in names:
+        if name not in home:
+            used[_stage_near(name, names, home, graph, starts)].setdefault(name)
     held = [tuple(sorted(table, key=order.__getitem__)) for table in used]
     return held, [tuple(table) for table in written]
+
+
+def _stage_near(
+    name: str, names: Sequence[str], home: Mapping[str, int], graph: ModelGraph, starts: Sequence[Position]
+) -> int:
+    """Choose a stage for a parameter that no call used: where a call of its module would stand.
+
+    The module would be called after the nearest relative before it in the model, else before the one after it.
+    """
+    parents = name.split(".")[:-1]
+    here = names.index(name)
+    for depth in range(len(parents), 0, -1):
+        prefix = ".".join(parents[:depth]) + "."
+        near = [i for i, other in enumerate(names) if other.startswith(prefix) and other in home]
+        if not near:
+            continue
+        before = [i for i in near if i < here]
+        relative = names[before[-1] if before else near[0]]
+        sibling = prefix + relative.removeprefix(prefix).split(".")[0]
+        called = [m.position for m in graph.modules if m.path == sibling]
+        if not called:
+            return home[relative]
+        place = (*called[-1][:-2], called[-1][-2] if before else called[0][-2] - 1, 1 << 30)
+        return sum(start <= place for start in starts)
+    return 0

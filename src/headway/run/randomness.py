@@ -37,6 +37,18 @@ class Chance:
         text = repr((self.seed, self.step, *parts)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
+    def begin(self) -> None:
+        """Seed the generators of Python, numpy and torch for one pass of this micro-batch through one stage.
+
+        Every stage runs the program from its start, so code outside torch that draws numbers draws the same ones.
+        """
+        number = self.number("begin", self.first)
+        random.seed(number)
+        numpy = sys.modules.get("numpy")
+        if numpy:
+            numpy.random.seed(number % 2**32)
+        torch.manual_seed(number)
+
     def call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute one random torch call.
 

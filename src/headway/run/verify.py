@@ -11,7 +11,7 @@ from torch import nn
 from headway.errors import SplitError
 from headway.graph.model import ModelGraph
 from headway.journal import Verified
-from headway.layout.split import Split, StagePart
+from headway.layout.split import Split, split
 from headway.planner.plan import Plan
 from headway.run.microbatch import cut, num_samples, read_loss
 from headway.run.randomness import Chance, seeded
@@ -48,9 +48,7 @@ def verify_split(
     buffers = [(b, b.clone()) for b in model.buffers()]
     kept = {name: p.grad for name, p in parameters.items()}
     try:
-        all_of_it = StagePart(0, (), None, tuple(parameters), (), (), ())
-        whole = Split((all_of_it,), random=plan.split.random)
-        want_loss, want = _run(whole, model, loss, few, samples, chance)
+        want_loss, want = _run(split(graph, ()), model, loss, few, samples, chance)
         _restore(buffers)
         got_loss, got = _run(plan.split, model, loss, few, samples, chance)
     finally:
