@@ -83,8 +83,8 @@ def _head(directory: Path, entries: Sequence[Entry]) -> str:
         lines.append(f"{' '.join((run.script, *run.arguments))}  ({processes}{limit}, launcher: {run.launcher})")
     for verified in _events(entries, Verified):
         difference = verified.largest_difference
-        shown = "" if difference is None else f", largest difference {difference:.1e}"
-        lines.append(f"verified: {verified.what}: {'equal' if verified.passed else 'NOT equal'}{shown}")
+        outcome = f": {'equal' if verified.passed else 'NOT equal'}, largest difference"
+        lines.append(verified.what if difference is None else f"verified: {verified.what}{outcome} {difference:.1e}")
     return "\n".join(lines)
 
 
