@@ -5,6 +5,7 @@ Not a benchmark itself. `on_ranks` starts gloo ranks with one thread each; `alte
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import statistics
@@ -63,6 +64,16 @@ class Ratio:
 
     def __str__(self) -> str:
         return f"  {self.line('wall')}\n  {self.line('cpu')}"
+
+
+def example(name: str) -> Any:
+    """Import examples/NAME.py."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 def on_ranks(size: int, function: Callable[..., None], *args: Any, timeout: float = 600.0) -> None:

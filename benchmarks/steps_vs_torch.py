@@ -1,4 +1,4 @@
-"""Compares whole training steps with torch's own: data parallelism with DDP, 1F1B with Schedule1F1B, same GPT, same cut.
+"""Compares whole training steps with torch: data parallelism with DDP, 1F1B with Schedule1F1B; same GPT, same cut.
 
     python benchmarks/steps_vs_torch.py [--rounds 20] [--only data|pipeline] [--layers 6] [--width 288] ...
 
@@ -11,24 +11,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rounds import ROOT, alternate, load, on_ranks
+from rounds import alternate, example, load, on_ranks
 
 Options = argparse.Namespace
-
-
-def example(name: str) -> Any:
-    """Import examples/NAME.py."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def setting(options: Options) -> tuple[Any, Any]:
@@ -114,7 +103,7 @@ def data_parallel(world: Any, options: Options, micros: int) -> None:
         return value
 
     ours_first, _ = ours(), theirs()
-    with_all = float(loss(setting(options)[0], batch))
+    with_all = float(loss(setting(options)[0], batch).detach())
     agreed = check(world, ours_first, with_all, parallel.named_parameters(), reference.named_parameters())
     ratio = alternate(world, ours, theirs, rounds=options.rounds, steps=options.steps)
     if world.rank == 0:
@@ -191,7 +180,7 @@ def pipeline(world: Any, options: Options, micros: int) -> None:
         return sum(losses) / micros if losses else None
 
     ours_first, their_first = ours(), theirs()
-    their_first = world.broadcast_object(None if their_first is None else float(their_first), source=1)
+    their_first = world.broadcast_object(None if their_first is None else float(their_first.detach()), source=1)
     agreed = check(world, ours_first, their_first, parallel.named_parameters(), module.named_parameters())
     ratio = alternate(world, ours, theirs, rounds=options.rounds, steps=options.steps)
     if world.rank == 0:
