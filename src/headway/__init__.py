@@ -11,7 +11,7 @@ from headway.errors import BatchError, CheckpointError, HeadwayError, PlanError,
 if TYPE_CHECKING:
     from headway.cost.cluster import Cluster
     from headway.planner.plan import Plan
-    from headway.run.decide import plan
+    from headway.run.decide import advise, plan
     from headway.run.microbatch import Mean, Shared
     from headway.run.parallel import ParallelModel, parallelize
     from headway.schedule.action import Schedule
@@ -31,6 +31,7 @@ __all__ = [
     "Schedule",
     "Shared",
     "SplitError",
+    "advise",
     "parallelize",
     "plan",
 ]
@@ -44,6 +45,7 @@ _HOME = MappingProxyType(
         "Plan": "headway.planner.plan",
         "Schedule": "headway.schedule.action",
         "Shared": "headway.run.microbatch",
+        "advise": "headway.run.decide",
         "parallelize": "headway.run.parallel",
         "plan": "headway.run.decide",
     }

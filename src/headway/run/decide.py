@@ -21,6 +21,8 @@ from headway.graph.record import record_run
 from headway.journal import Journal
 from headway.launch.identity import Identity, describe, identify
 from headway.launch.plan_only import PlanDone
+from headway.planner import advise as rules
+from headway.planner.advise import Advice
 from headway.planner.plan import Plan
 from headway.planner.search import search
 from headway.run.microbatch import Mean, cut, num_samples, read_loss
@@ -69,6 +71,17 @@ def plan(
             found.save(request.save)
         raise PlanDone(found)
     return found
+
+
+def advise(model: nn.Module, loss: Loss, batch: Any, plan: Plan) -> list[Advice]:
+    """Say what could be changed about a model, its batch or its plan: rules with a reason, a price and a remedy.
+
+    `batch` is one global batch, as for `plan`; the program is recorded for the plan's micro-batch, on the cluster that
+    the plan is for. Nothing is changed: what would change the training itself is only ever offered.
+    """
+    graph = _recorder(model, loss, batch)(min(plan.micro_batch, num_samples(batch)))
+    machine = plan.made_for.cluster if plan.made_for else f"{plan.size}xcpu"
+    return rules.advise(graph, plan, Cluster(f"{machine}:{plan.device_memory}B" if plan.device_memory else machine))
 
 
 def _plan_here(

@@ -1,0 +1,76 @@
+"""plan and advise as a person calls them, without other processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import headway
+from headway.run.decide import optimizer_states
+
+
+def net(width: int = 64) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+
+BATCH = (torch.zeros(12, 8), torch.zeros(12, 1))
+
+
+def test_planning_needs_no_device_and_changes_nothing() -> None:
+    model = net()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    plan = headway.plan(model, loss, BATCH, cluster="2x8xH100")
+    assert plan.data * plan.pipeline <= 16 and plan.seconds is not None and plan.seconds > 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_model_on_meta_gets_the_plan_of_the_same_model_with_values() -> None:
+    with torch.device("meta"):
+        ghost = net()
+    cluster = headway.Cluster("4xcpu:64MiB")
+    fixed = {"pipeline": 2}
+    plans = [headway.plan(model, loss, BATCH, cluster=cluster, fixed=fixed) for model in (net(), ghost)]
+    assert plans[0] == plans[1]
+
+
+def test_one_process_trains_the_whole_model_and_verifies_nothing() -> None:
+    plan = headway.plan(net(), loss, BATCH)
+    assert (plan.data, plan.pipeline, plan.global_batch) == (1, 1, 12)
+    model = headway.parallelize(net(), loss, plan)
+    assert torch.isfinite(model.forward_backward(BATCH))
+
+
+def test_a_plan_survives_its_file(tmp_path: object) -> None:
+    plan = headway.plan(net(), loss, BATCH, cluster="4xcpu:64MiB", fixed={"pipeline": 2, "schedule": "gpipe"})
+    path = f"{tmp_path}/plan.toml"
+    plan.save(path)
+    assert headway.Plan.load(path) == plan
+
+
+def test_a_plan_for_more_processes_is_refused_before_anything_is_lost() -> None:
+    plan = headway.plan(net(), loss, BATCH, cluster="2xcpu:64MiB")
+    model = net()
+    with pytest.raises(headway.PlanError, match="the plan is for 2 processes") as refused:
+        headway.parallelize(model, loss, plan)
+    assert "headway run -n 2" in str(refused.value)
+    assert not any(p.is_meta for p in model.parameters())
+
+
+def test_advice_has_reason_price_and_remedy() -> None:
+    plan = headway.plan(net(512), loss, BATCH, cluster="8xcpu:64MiB", fixed={"data": 1, "pipeline": 2})
+    found = headway.advise(net(512), loss, BATCH, plan)
+    assert found and all(advice.id and advice.reason and advice.price and advice.remedy for advice in found)
+    assert "idle_ranks" in {advice.id for advice in found}
+
+
+@pytest.mark.parametrize(("kind", "states"), [(torch.optim.AdamW, 2), (torch.optim.SGD, 1), (torch.optim.Adafactor, 0)])
+def test_states_of_an_optimizer(kind: type[torch.optim.Optimizer], states: int) -> None:
+    assert optimizer_states(kind) == states
