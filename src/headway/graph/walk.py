@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from headway.graph.interception import CHECKPOINT, intercept, uncompiled
+from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
 from headway.graph.model import Position
 
 TENSOR_GETTERS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
@@ -176,7 +175,7 @@ class Walk(TorchFunctionMode):
     module's call (`on_module`). Facts about a tensor that are not its content (shape, dtype) pass through and have no
     position; `fact` may change the answer. Module calls in a frame of `landmarks` are found again by path and
     occurrence, whatever else the frame does this time; without `landmarks` they are numbered as they come.
-    While the block runs, the functions of `interception` are replaced, for this thread only in effect, as torch.fx
+    While the block runs, the functions of `interception` are replaced, in effect for this thread alone, as torch.fx
     replaces `nn.Module.__call__`.
     """
 
@@ -185,8 +184,8 @@ class Walk(TorchFunctionMode):
         self.paths = paths  # of modules, by id
         self.landmarks = landmarks or {}
         self.frames = [Frame((), "", self.landmarks.get(()))]
-        self.thread = threading.get_ident()
         self.paused = False
+        self.outer: Watcher | None = None
 
     # what a subclass decides
 
@@ -243,8 +242,15 @@ class Walk(TorchFunctionMode):
         """Carry out a call of nn.Module.__call__."""
         if isinstance(module, torch.jit.ScriptModule):
             return self.opaque_call(functools.partial(original, module), args, kwargs)
-        path = self.paths.get(id(module), f"<{type(module).__name__}>")
-        position = self.frames[-1].next_module(path)
+        path = self.paths.get(id(module)) or self.path_of(module)
+        return self.module_at(self.frames[-1].next_module(path), path, original, module, args, kwargs)
+
+    def path_of(self, module: nn.Module) -> str:
+        """Give a module's path; its kind in brackets if it is not part of the model."""
+        return self.paths.get(id(module), f"<{type(module).__name__}>")
+
+    def module_at(self, position: Position, path: str, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Carry out a module call at its place."""
 
         def run() -> Any:
             depth = len(self.frames)
@@ -294,23 +300,19 @@ class Walk(TorchFunctionMode):
             super().__enter__()
 
     @property
-    def asleep(self) -> bool:
-        """Whether calls made here are not this walk's: it is paused, or they come from another thread."""
-        return self.paused or threading.get_ident() != self.thread
-
-    @property
     def module_path(self) -> str:
         """Path of the module whose forward is running now; "" in the loss function."""
         return self.frames[-1].path
 
     def __enter__(self) -> Walk:
         """Begin to see calls."""
-        self.thread = threading.get_ident()
-        self._put_back = intercept(self)
+        INTERCEPTION.hold()
+        self.outer = INTERCEPTION.follow(self)
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Leave torch as it was."""
         super().__exit__(*exception)
-        self._put_back()
+        INTERCEPTION.follow(self.outer)
+        INTERCEPTION.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +11,14 @@ import torch
 from torch import nn
 
 from headway.errors import SplitError
+from headway.graph.interception import INTERCEPTION
 from headway.graph.model import Position, position_text
 from headway.graph.walk import Landmarks, module_paths, number_modules, tensors_of
 from headway.layout.split import Split
 from headway.run.outputs import Program
 from headway.run.randomness import Chance
 from headway.run.stage_walk import Key, StageEnd, StageWalk
+from headway.run.templates import Known
 
 __all__ = ["Key", "Stage", "StageResult"]
 
@@ -45,6 +48,7 @@ class Stage:
     landmarks: Landmarks = field(default_factory=dict, compare=False)
     paths: Mapping[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
+    known: dict[Position, Known] = field(default_factory=dict, compare=False)  # and those of the last time
 
     @staticmethod
     def of(
@@ -65,9 +69,12 @@ class Stage:
             keep.update(crossing.position[:depth] for depth in range(2, len(crossing.position), 2))
         landmarks = {position: number_modules(paths) for position, paths in split.landmarks}
         parameters = frozenset(id(p) for p in model.parameters())
-        return Stage(
+        stage = Stage(
             split, index, model, loss, device, parameters, buffers, frozenset(keep), landmarks, module_paths(model)
         )
+        INTERCEPTION.hold()
+        weakref.finalize(stage, INTERCEPTION.release)
+        return stage
 
     @property
     def whole(self) -> bool:

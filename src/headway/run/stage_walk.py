@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from headway.graph.absent import Inside, answer_fact, call_on_meta, meta_twin
+from headway.graph.absent import Inside, answer_fact, call_on_meta
 from headway.graph.chance import is_random
-from headway.graph.ledger import storage_of
 from headway.graph.model import Position, position_text
 from headway.graph.walk import (
     Walk,
@@ -22,10 +21,20 @@ from headway.graph.walk import (
     tensors_of,
 )
 from headway.layout.split import Crossing
+from headway.run.absence import Absence, bare_twin
 from headway.run.outputs import Program
 from headway.run.randomness import Chance
 from headway.run.repeat import Repeat
-from headway.run.templates import WANTS_GRADIENT, absent_of, make, mark, shapes_of, signature, template
+from headway.run.templates import (
+    CONSTANTS,
+    WANTS_GRADIENT,
+    Known,
+    absent_of,
+    make,
+    shapes_of,
+    signature,
+    template,
+)
 
 if TYPE_CHECKING:
     from headway.run.stage import Stage
@@ -59,18 +68,14 @@ class StageWalk(Walk):
         for crossing in part.receives:
             place = answers.get(_moved(crossing), crossing.position)
             self.incoming.setdefault(place, {})[crossing.output] = crossing
-        self.received = received
+        self.received, self.known = received, stage.known
         self.outgoing: dict[Position, dict[int, Crossing]] = {}
         for crossing in part.sends:
             self.outgoing.setdefault(crossing.position, {})[crossing.output] = crossing
         self.made: dict[Key, torch.Tensor] = {}
         self.frames_out = {position[:-2] for position in self.outgoing}
         self.latest: dict[Any, tuple[Position, torch.Tensor]] = {}  # what may stand in for a value that is not made
-        # ids of tensors that are not to be computed with before the start, and of their storages
-        self.opaque = set(stage.parameters)
-        self.opaque.update(id(getattr(module, name)) for module, name, _ in stage.buffers)
-        self.opaque_storages: set[int] = set()
-        self.alive: list[Any] = []  # keeps those tensors and storages from being freed, so that ids stay theirs
+        self.absence = Absence(stage, self.known)
 
     # where in the program
 
@@ -184,7 +189,7 @@ class StageWalk(Walk):
         if not is_read(func, args, kwargs):
             try:
                 with torch.no_grad():
-                    result = call_on_meta(func, args, kwargs, _bare_twin)
+                    result = call_on_meta(func, args, kwargs, bare_twin)
             except Exception:  # it is an error below, whatever it would be here
                 result = tensor
             if not tensors_of(result, []) and short_name(func) != "__setitem__":
@@ -201,30 +206,33 @@ class StageWalk(Walk):
         """Compute, receive or leave out a call that may use weights which are not among its arguments."""
         if not self._before(position):
             return self.on_call(position, func, args, kwargs)
-        if any(map(self._is_hidden, tensors_of((args, kwargs), []))):
-            with Inside(_ignore, self._is_hidden, _bare_twin, self.stage.device):
+        if any(map(self.absence.hides, tensors_of((args, kwargs), []))):
+            with Inside(_ignore, self.absence.hides, bare_twin, self.stage.device):
                 return self._call_before(position, func, args, kwargs)
         found: list[torch.Tensor] = []
 
         def absent(tensor: torch.Tensor) -> bool:
-            if self._is_hidden(tensor):
+            if self.absence.hides(tensor):
                 found.append(tensor)
             return bool(found) and found[-1] is tensor
 
-        with Inside(_ignore, absent, _bare_twin, self.stage.device):
+        with Inside(_ignore, absent, bare_twin, self.stage.device):
             result = self._call_before(position, func, args, kwargs)
-        return map_tensors(result, _bare_twin) if found and position not in self.incoming else result
+        return map_tensors(result, bare_twin) if found and position not in self.incoming else result
 
     def _call_before(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = tensors_of((args, kwargs), [])
         incoming = self.incoming.get(position)
         if incoming and next(iter(incoming.values())).function != function_name(func):
             incoming = None  # the program went another way; what was sent is found elsewhere
-        if not incoming and not any(map(self._is_hidden, tensors)):
+        if not incoming and not any(map(self.absence.hides, tensors)):
             return self._real(position, func, args, kwargs)
         if is_read(func, args, kwargs):
             return self._answer(position, func)
-        result = self._absent(position, func, args, kwargs, tensors)
+        if is_shape_read(func, args, kwargs) or function_name(func) in self.stage.split.asked:
+            result = absent_of(self._answer(position, func))
+        else:
+            result = self.absence.result(position, func, args, kwargs, tensors, self.module_path)
         if not incoming:
             return result
         numbers = iter(range(1 << 30))
@@ -235,64 +243,6 @@ class StageWalk(Walk):
 
         return map_tensors(result, settle)
 
-    def _absent(self, position: Position, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
-        """Give a call's result without its content; what was found once for the same shapes is used again."""
-        if is_shape_read(func, args, kwargs) or function_name(func) in self.stage.split.asked:
-            return absent_of(self._answer(position, func))
-        wants = torch.is_grad_enabled() and any(t.requires_grad or hasattr(t, WANTS_GRADIENT) for t in tensors)
-        if short_name(func) == "requires_grad_":
-            return mark(args[0])
-        inputs: list[Any] = []
-        key = (position, func, signature((args, kwargs), inputs, self._is_hidden), torch.is_grad_enabled())
-        known = self.stage.shapes.get(key)
-        if known is not None:
-            return make(known, inputs)
-        twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id of twin -> (twin, the tensor it stands for)
-
-        def twin(tensor: torch.Tensor) -> torch.Tensor:
-            for stand_in, original in twins.values():
-                if original is tensor:
-                    return stand_in
-            stand_in = _bare_twin(tensor)
-            twins[id(stand_in)] = (stand_in, tensor)
-            return stand_in
-
-        versions = [t._version for t in tensors]
-        try:
-            with torch.no_grad():
-                result = call_on_meta(func, args, kwargs, twin, self._is_hidden)
-        except Exception as error:
-            return self._without_rule(func, args, error)
-        written = [original for stand_in, original in twins.values() if stand_in._version]
-        for original in written:
-            if not self._is_hidden(original):
-                self._hide(original)  # written with something absent: its content is not what the program has
-        given = {id(t) for t in tensors}
-
-        def settle(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) in twins:
-                return twins[id(tensor)][1]
-            return mark(tensor) if wants and tensor.is_floating_point() and id(tensor) not in given else tensor
-
-        result = map_tensors(result, settle)
-        if not written and versions == [t._version for t in tensors]:
-            self.stage.shapes[key] = template(result, inputs)
-        return result
-
-    def _without_rule(self, func: Any, args: Any, error: Exception) -> Any:
-        """Do without the result of a call that torch cannot do on meta: possible for in-place calls alone."""
-        name = short_name(func)
-        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        if not in_place or not args or not isinstance(args[0], torch.Tensor):
-            raise self.stage.error(
-                f"{function_name(func)} takes a value of an earlier stage, and has no shape without it "
-                f"({str(error).splitlines()[0]})",
-                self.module_path or "loss function",
-            ) from error
-        if not self._is_hidden(args[0]):
-            self._hide(args[0])
-        return None if name == "__setitem__" else args[0]
-
     def _receive(self, crossing: Crossing, shape: torch.Tensor) -> torch.Tensor:
         tensor = self.received.get(crossing.key)
         if tensor is None:
@@ -300,22 +250,10 @@ class StageWalk(Walk):
         if crossing.written and tensor.requires_grad:
             with torch.enable_grad():
                 tensor = tensor.clone()  # in-place calls are not allowed on a leaf
-        self._hide(tensor)
+        self.absence.hide(tensor)
         if crossing.output in self.outgoing.get(crossing.position, {}):
             self.made[crossing.key] = tensor
         return tensor
-
-    def _is_hidden(self, tensor: torch.Tensor) -> bool:
-        if tensor.is_meta or id(tensor) in self.opaque:
-            return True
-        return bool(self.opaque_storages) and id(storage_of(tensor)) in self.opaque_storages
-
-    def _hide(self, tensor: torch.Tensor) -> None:
-        self.opaque.add(id(tensor))
-        storage = storage_of(tensor)
-        if storage is not None:
-            self.opaque_storages.add(id(storage))
-        self.alive += (tensor, storage)
 
     def _answer(self, position: Position, func: Any) -> Any:
         text = position_text(position)
@@ -328,18 +266,28 @@ class StageWalk(Walk):
 
     # modules passed over
 
+    def module_at(self, position: Position, path: str, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Give a result that is known at once."""
+        last = self.known.get(position)
+        if last is not None and not kwargs and last.fits(module, args):
+            return last.result
+        return super().module_at(position, path, original, module, args, kwargs)
+
     def _pass_over(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Give a module's result without running it: absent tensors in the shape of the first time it was run.
 
         Not possible when the result holds something computed from the batch alone, or an object that is not known.
         """
-        inputs: list[Any] = []
         shapes = self.stage.shapes
+        inputs: list[Any] = []
         with self.pause():  # under the walk an absent tensor says that it is on this stage's device
-            key = (position, id(module), module.training, signature((args, kwargs), inputs, self._is_hidden))
+            key = (position, id(module), module.training, signature((args, kwargs), inputs, self.absence.hides))
             known = shapes.get(key)
             if known is not None:
-                return make(known, inputs)
+                result = make(known, inputs)
+                if isinstance(result, torch.Tensor) and result.is_meta and all(map(_is_lasting, args)):
+                    self.known[position] = Known(module, module.training, args, result)
+                return result
         result = run()
         if key not in shapes:
             with self.pause():
@@ -351,9 +299,9 @@ def _moved(crossing: Crossing) -> str:
     return f"moved {position_text(crossing.position)}/{crossing.output}"
 
 
+def _is_lasting(item: Any) -> bool:
+    return item is None or isinstance(item, CONSTANTS) or (isinstance(item, torch.Tensor) and item.is_meta)
+
+
 def _ignore(tensor: torch.Tensor) -> None:
     pass
-
-
-def _bare_twin(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_meta else meta_twin(tensor).detach()
