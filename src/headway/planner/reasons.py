@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from headway.errors import PlanError
 from headway.planner.estimate import costs_of, lowered
 from headway.planner.explain import count, layout_text
@@ -9,7 +11,7 @@ from headway.planner.price import Choice, Priced, Program, Setting
 from headway.schedule.simulate import simulate
 from headway.units import format_bytes, format_seconds
 
-STATES = {0: "no optimizer states", 1: "one optimizer state", 2: "AdamW's states"}
+STATES = MappingProxyType({0: "no optimizer states", 1: "one optimizer state", 2: "AdamW's states"})
 
 
 def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: Program) -> tuple[str, ...]:

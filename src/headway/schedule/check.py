@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from headway.errors import PlanError
 from headway.schedule.action import COMPUTES, MESSAGES, Action, Kind, Schedule, walk
 
-_MIRROR = {Kind.RECV: Kind.SEND, Kind.RECV_GRAD: Kind.SEND_GRAD}
+_MIRROR = MappingProxyType({Kind.RECV: Kind.SEND, Kind.RECV_GRAD: Kind.SEND_GRAD})
 
 
 def check(schedule: Schedule) -> None:
