@@ -30,6 +30,7 @@ from headway.run.sharing import Sharing
 from headway.run.stage import Stage
 from headway.schedule.action import Action, Schedule
 from headway.schedule.build import BUILDERS, forward_only
+from headway.schedule.check import check
 from headway.schedule.lower import lower
 from headway.schedule.timeline import Timeline
 
@@ -307,7 +308,9 @@ class ParallelModel(nn.Module):
         if key not in self._schedules:
             stages = self.split.num_stages
             built = BUILDERS[self.plan.schedule](stages, count) if train else forward_only(stages, count)
-            self._schedules[key] = lower(built, self.split.edges, reduce=train and self.plan.data > 1)
+            lowered = lower(built, self.split.edges, reduce=train and self.plan.data > 1)
+            check(lowered)  # what would deadlock is refused before it runs
+            self._schedules[key] = lowered
         return self._schedules[key]
 
     def _actions(self, share: Share, train: bool) -> list[tuple[Action, ...]]:
