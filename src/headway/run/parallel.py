@@ -51,7 +51,8 @@ def parallelize(model: nn.Module, loss: Loss, plan: Plan) -> ParallelModel:
 class ParallelModel(nn.Module):
     """A model that trains as one process would, on many. Made by `parallelize`.
 
-    `metrics` and `timeline` are those of the last `forward_backward` or `evaluate`, the same on every rank.
+    `metrics` and `timeline` are those of the last `forward_backward` or `evaluate`, the same on every rank. `seed` and
+    `steps_done` are what the random numbers of the next step follow from, whatever the plan; a resumed run sets them.
     """
 
     module: nn.Module
@@ -96,8 +97,8 @@ class ParallelModel(nn.Module):
         trained = {name: p for name, p in self._held.items() if p.requires_grad}
         shared = {name: group for name, group in ties.items() if name in trained}
         self._reducer = Reducer(world, self._data_group, trained, shared=shared)
-        self._seed = int(world.broadcast_object(torch.initial_seed()))
-        self._step = 0
+        self.seed = int(world.broadcast_object(torch.initial_seed()))
+        self.steps_done = 0
         self._schedules: dict[tuple[int, bool], Schedule] = {}
         self._exchange = Exchange.join(world)
         self._sharing = Sharing(world, plan.data, self._copy, self._data_group)
@@ -142,7 +143,7 @@ class ParallelModel(nn.Module):
         )
         agree(self.world, self._data_group, self.module, before)
         self._wires.flush()
-        self._step += 1
+        self.steps_done += 1
         return self._result(told, share, num_tokens(part, share.total))
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
@@ -224,6 +225,11 @@ class ParallelModel(nn.Module):
         """Load a full state (as `state_dict` gives it) into what this rank holds."""
         load_state(self.module, state_dict)
 
+    @property
+    def owned_buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that this rank's stage changes: they are right here, on other stages they may not be."""
+        return self._part.owned_buffers
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; only where each rank has the whole of it."""
         if self.split.num_stages > 1:
@@ -301,7 +307,7 @@ class ParallelModel(nn.Module):
         if not self.split.random or not self.training:
             return [None] * len(self._sizes(share, share.samples))
         sizes = self._sizes(share, share.samples)
-        return [Chance(self._seed, self._step, share.start + start, stop - start) for start, stop in offsets(sizes)]
+        return [Chance(self.seed, self.steps_done, share.start + start, stop - start) for start, stop in offsets(sizes)]
 
     def _schedule(self, count: int, train: bool) -> Schedule:
         key = (count, train)
@@ -323,7 +329,7 @@ class ParallelModel(nn.Module):
 
     def _seeding(self) -> Any:
         """Keep the global generators as they are: stages draw different numbers, but loaders must not."""
-        return seeded(self._seed + self._step) if self.split.random else nullcontext()
+        return seeded(self.seed + self.steps_done) if self.split.random else nullcontext()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
