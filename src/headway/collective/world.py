@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -125,12 +126,13 @@ class Pending:
 class Group:
     """Some ranks that talk with each other: `ranks` in order, `index` of this rank among them (None: not a member)."""
 
-    __slots__ = ("handle", "index", "ranks")
+    __slots__ = ("handle", "index", "numbers", "ranks")
 
     def __init__(self, ranks: tuple[int, ...], index: int | None, handle: Any) -> None:
         self.ranks = ranks
         self.index = index
         self.handle = handle
+        self.numbers = itertools.count()  # for what the members make in the same order; their messages carry it
 
     @property
     def size(self) -> int:
