@@ -44,9 +44,9 @@ format: $(VENV)/lint.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Step times beside torch's own, as ratios in one run. Wants an otherwise idle machine.
+# Step times beside torch's own, as ratios in one run: docs/benchmarks.md. Ten minutes; wants an idle machine.
 bench: $(VENV)/bench.stamp
-	@set -e; for script in $(wildcard benchmarks/*.py); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(filter-out %/rounds.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 # Record and split many model families, built from configurations.
 zoo: $(VENV)/bench.stamp

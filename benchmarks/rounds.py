@@ -110,6 +110,8 @@ def _be_rank(rank: int, size: int, folder: str, function: Callable[..., None], a
     function(world, *args)
     world.barrier()
     world.close()
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads may end the process with an error while the interpreter goes
 
 
 def alternate(world: Any, ours: Step, theirs: Step, *, rounds: int, steps: int = 1, warm: int = 2) -> Ratio:
