@@ -127,6 +127,63 @@ def test_gradients_equal_one_process(
                 )
 
 
+def coded(world: World, codec: str) -> dict[str, Any]:
+    return {mode: coded_in(world, codec, mode) for mode in MODES}
+
+
+def coded_in(world: World, codec: str, mode: str) -> Any:
+    """Two steps with a codec, gradients accumulating over calls and micro-batches; rank 1 uses one parameter more."""
+    model = Net(torch.float32)
+    model.late.double()
+    plain = model.late.forward
+    model.late.forward = lambda h: plain(h.double()).float()  # type: ignore[method-assign]
+    reducer = Reducer(
+        world, world.everyone, dict(model.named_parameters()), direct_bytes=MODES[mode], bucket_bytes=8192, codec=codec
+    )
+    mine = batches(world.size, 2)[world.rank * 2 : (world.rank + 1) * 2]
+    for _ in range(2):
+        model.zero_grad()
+        for _ in range(2):
+            reducer.begin(1.0 / world.size)
+            for number, batch in enumerate(mine):
+                if number == 1:
+                    reducer.arm()
+                model(batch, world.rank == 1).backward()
+            reducer.finish(0.5)
+    assert set(reducer.unused) == {"never.weight", "never.bias"}
+    reducer.close()
+    return gradients(model), reducer.exact
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8"])
+def test_gradients_with_a_codec_are_near_and_the_same_on_every_rank(size: int, codec: str) -> None:
+    answers = on_ranks(size, coded, codec)
+    expected = alone(size, 2, 2, (1,))
+    # Of the largest value of a parameter: each of `size` parts is rounded, then the sum; the parts may cancel.
+    part = (size + 2) * {"fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 254}[codec]
+    for mode in MODES:
+        found, exact = answers[0][mode]
+        assert len(exact) == 1 and "late.weight" in exact[0] and "float64" in exact[0] and codec in exact[0]
+        rounded = 0
+        for name, want in expected.items():
+            got = found[name]
+            assert all(torch.equal(other[mode][0][name], got) for other in answers[1:] if got is not None), name
+            if want is None:
+                assert got is None, name
+            else:
+                want = want.to(got.dtype)
+                least = 1e-5 if name.startswith("late") else part
+                assert (got - want).abs().max() <= least * max(want.abs().max(), 1e-3), (mode, name)
+                rounded += not torch.allclose(got, want, rtol=1e-6, atol=1e-9)
+        assert rounded > 3  # a codec was at work at all
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    with pytest.raises(ValueError, match="no codec 'int3': one of fp32"):
+        Reducer(World(), World().everyone, {}, codec="int3")
+
+
 def as_ddp(world: World) -> bool:
     """Compare with torch's DDP, bit for bit: two ranks leave one order of summing."""
     return all(as_ddp_in(world, mode, dtype) for mode in MODES for dtype in (torch.float32, torch.float64))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn import Parameter
 
+from headway.collective.two_shot import Reduction
 from headway.collective.world import Group, Pending
 
 MEBIBYTE = 1 << 20
@@ -47,7 +48,7 @@ class Bucket:
     number: int = 0
     awaited: str = ""
     missing: int = 0
-    pending: Pending | None = None
+    pending: list[Pending | Reduction] = field(default_factory=list)
 
 
 def make_slot(name: str, parameter: Parameter, number: int, shared: Group | None) -> Slot:
@@ -56,10 +57,11 @@ def make_slot(name: str, parameter: Parameter, number: int, shared: Group | None
     return Slot(name, parameter, number, shared, stride)
 
 
-def make_buckets(slots: Sequence[Slot], *, bucket_bytes: int, direct_bytes: int) -> list[Bucket]:
+def make_buckets(slots: Sequence[Slot], *, bucket_bytes: int, direct_bytes: int, block: int = 1) -> list[Bucket]:
     """Put slots, in the order in which they become ready, into buckets, and give each its place and its memory.
 
-    A bucket's turn comes with the last of its parameters. The last bucket carries the flags of all.
+    A bucket's turn comes with the last of its parameters. The last bucket carries the flags of all. Each parameter of
+    float32 begins at a multiple of `block` values, so that it shares no scale of a codec with its neighbours.
     """
     packs = _pack(slots, bucket_bytes, direct_bytes)
     flat = [pack for pack in packs if _is_flat(pack, direct_bytes) and pack[0].parameter.dtype in FLAG_DTYPES]
@@ -68,8 +70,8 @@ def make_buckets(slots: Sequence[Slot], *, bucket_bytes: int, direct_bytes: int)
         # Small enough to wait for the others without loss.
         carrier = flat[-1]
     packs = [pack for pack in packs if pack is not carrier]
-    buckets = [_fill(pack) if _is_flat(pack, direct_bytes) else _single(pack[0]) for pack in packs]
-    buckets.append(_fill(carrier, flags=len(slots), device=slots[0].parameter.device))
+    buckets = [_fill(pack, block) if _is_flat(pack, direct_bytes) else _single(pack[0]) for pack in packs]
+    buckets.append(_fill(carrier, block, flags=len(slots), device=slots[0].parameter.device))
     for number, bucket in enumerate(buckets):
         bucket.number = number
         bucket.missing = len(bucket.slots)
@@ -109,13 +111,14 @@ def _single(slot: Slot) -> Bucket:
     return bucket
 
 
-def _fill(pack: list[Slot], flags: int = 0, device: torch.device | None = None) -> Bucket:
+def _fill(pack: list[Slot], block: int, flags: int = 0, device: torch.device | None = None) -> Bucket:
     """Return a bucket with one flat buffer and a view of it, in the parameter's own strides, for each slot."""
     starts, total = [], 0
+    like = pack[0].parameter if pack else None
+    step = max(ALIGNMENT, block) if like is not None and like.dtype == torch.float32 else ALIGNMENT
     for slot in pack:
         starts.append(total)
-        total += -(-slot.parameter.numel() // ALIGNMENT) * ALIGNMENT
-    like = pack[0].parameter if pack else None
+        total += -(-slot.parameter.numel() // step) * step
     flat = torch.zeros(
         total + flags,
         dtype=like.dtype if like is not None else torch.float32,

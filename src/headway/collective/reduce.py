@@ -7,6 +7,8 @@
 A large gradient is a bucket by itself and is reduced where autograd left it, without a copy. Small ones are copied into
 one flat buffer, and their `.grad` become views of it. The last buffer also carries, per parameter, how many ranks had a
 gradient at all, so that one that nobody used stays None, as in one process.
+
+With a codec, gradients of float32 go the way of two_shot.py, by a thread beside backward; others stay exact.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import torch
 from torch.nn import Parameter
 
 from headway.collective.bucket import MEBIBYTE, Bucket, Slot, make_buckets, make_slot
+from headway.collective.codec import CODECS
+from headway.collective.two_shot import TwoShot
 from headway.collective.world import Group, World
 from headway.errors import RankError
 
@@ -28,8 +32,9 @@ class Reducer:
 
     `shared` names parameters that other stages hold too, with the group of ranks (one a stage) that hold them: their
     gradients are then summed over that group as well. Frozen parameters are left alone. A parameter of `direct_bytes`
-    or more is reduced by itself, smaller ones in buckets of up to `bucket_bytes`. Raises RankError when the ranks of
-    the group do not hold the same parameters.
+    or more is reduced by itself, smaller ones in buckets of up to `bucket_bytes`. `codec` says how float32 crosses the
+    wire ("fp32", "fp16", "bf16", "int8"; all but the first round it); all ranks end with the same bits. Raises
+    RankError when the ranks of the group do not hold the same parameters, ValueError when no codec has that name.
 
     One step: `begin()`, backward any number of times, `arm()`, the last backward, `finish()`.
     Buckets after Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
@@ -44,7 +49,10 @@ class Reducer:
         bucket_bytes: int = 8 * MEBIBYTE,
         direct_bytes: int = MEBIBYTE,
         shared: Mapping[str, Group] | None = None,
+        codec: str = "fp32",
     ) -> None:
+        if codec not in CODECS:
+            raise ValueError(f"no codec {codec!r}: one of {', '.join(CODECS)}")
         self._world = world
         self._group = group
         self._bucket_bytes = bucket_bytes
@@ -64,8 +72,12 @@ class Reducer:
         self._buckets: list[Bucket] = []
         self._order: list[int] | None = None  # in which gradients became ready, noted once
         self._hooks: list[Any] = []
+        self.codec = codec
+        self._two_shot: TwoShot | None = None
         if group.size > 1:
             self._agree()
+        if group.size > 1 and not CODECS[codec].exact and any(_encodes(slot.parameter) for slot in self._slots):
+            self._two_shot = TwoShot(world, group, CODECS[codec])
         if group.size > 1 and self._slots:
             self._assign(list(reversed(self._slots)))
             self._order = []
@@ -75,6 +87,21 @@ class Reducer:
     def buckets(self) -> tuple[tuple[str, ...], ...]:
         """Return the names of the parameters in each bucket, in the order in which they are reduced."""
         return tuple(tuple(slot.name for slot in bucket.slots) for bucket in self._buckets)
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """Say which gradients are reduced exactly although a codec was asked for, and why: a sentence each dtype."""
+        if CODECS[self.codec].exact or self._group.size == 1:
+            return ()
+        names: dict[torch.dtype, list[str]] = {}
+        for slot in self._slots:
+            if not _encodes(slot.parameter):
+                names.setdefault(slot.parameter.dtype, []).append(slot.name)
+        return tuple(
+            f"{found[0]}{', ...' if len(found) > 1 else ''}: {len(found)} of {str(dtype).removeprefix('torch.')}, "
+            f"reduced exactly: {self.codec} is for float32"
+            for dtype, found in names.items()
+        )
 
     def begin(self, scale: float = 1.0) -> None:
         """Start a step: gradients that are there already are kept aside, and added by `finish`.
@@ -86,7 +113,7 @@ class Reducer:
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
-            bucket.pending = None
+            bucket.pending.clear()
         for slot in self._slots:
             slot.seen = False
             grad = slot.parameter.grad
@@ -119,9 +146,10 @@ class Reducer:
         if not self._buckets:
             scale *= self._scale
         for bucket in self._buckets:
-            assert bucket.pending is not None
-            bucket.pending.wait()
-            bucket.pending = None
+            assert bucket.pending
+            for pending in bucket.pending:
+                pending.wait()
+            bucket.pending.clear()
             if scale != 1.0 and bucket.values is not None:
                 bucket.values.mul_(scale)
         used = self._used()
@@ -134,7 +162,9 @@ class Reducer:
             self._order = None
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Take the hooks off the parameters, and end the thread that sums, if there is one."""
+        if self._two_shot is not None:
+            self._two_shot.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -203,7 +233,13 @@ class Reducer:
             absent = [slot.number for slot in self._slots if not slot.seen]
             if absent:
                 bucket.flags[absent] = 0.0
-        bucket.pending = self._world.start_all_reduce(tensor, self._group, awaited=bucket.awaited)
+        values = tensor if bucket.values is None else bucket.values
+        if self._two_shot is not None and values.numel() and _encodes(values):
+            bucket.pending.append(self._two_shot.start(values, awaited=bucket.awaited))
+            if bucket.flags is None:
+                return
+            tensor = bucket.flags  # counts must be exact
+        bucket.pending.append(self._world.start_all_reduce(tensor, self._group, awaited=bucket.awaited))
 
     # ---- after it
 
@@ -290,7 +326,14 @@ class Reducer:
             self._assign(slots)
 
     def _assign(self, slots: Sequence[Slot]) -> None:
-        self._buckets = make_buckets(slots, bucket_bytes=self._bucket_bytes, direct_bytes=self._direct_bytes)
+        block = CODECS[self.codec].block if self._two_shot is not None else 1
+        self._buckets = make_buckets(
+            slots, bucket_bytes=self._bucket_bytes, direct_bytes=self._direct_bytes, block=block
+        )
+
+
+def _encodes(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.float32
 
 
 def _flat(grad: torch.Tensor) -> torch.Tensor:

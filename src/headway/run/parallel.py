@@ -96,7 +96,7 @@ class ParallelModel(nn.Module):
         self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=stage, data=self._copy))
         trained = {name: p for name, p in self._held.items() if p.requires_grad}
         shared = {name: group for name, group in ties.items() if name in trained}
-        self._reducer = Reducer(world, self._data_group, trained, shared=shared)
+        self._reducer = Reducer(world, self._data_group, trained, shared=shared, codec=plan.codec)
         self.seed = int(world.broadcast_object(torch.initial_seed()))
         self.steps_done = 0
         self._schedules: dict[tuple[int, bool], Schedule] = {}
