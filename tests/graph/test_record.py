@@ -297,3 +297,17 @@ def test_what_is_written_with_a_gradient_needs_one_through_every_view() -> None:
     assert graph.on_meta
     doubled = next(c for c in graph.calls if c.function.endswith("mul"))
     assert graph.values[doubled.outputs[0]].requires_grad
+
+
+def test_values_that_a_function_closes_over_are_its_inputs() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.w = nn.Linear(4, 4), nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x)
+            return torch.vmap(lambda row: h @ row)(self.w)
+
+    graph = record(Model(), square, torch.randn(3, 4))
+    assert graph.calls[1].inputs == graph.calls[0].outputs

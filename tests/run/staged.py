@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from headway.run.randomness import Chance, seeded
 from headway.run.stage import Stage
 
 Loss = Callable[[nn.Module, Any], Any]
+Clone = Callable[[nn.Module], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,11 @@ def own(batch: Any) -> Any:
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-def train_whole(model: nn.Module, loss: Loss, batch: Any, graph: ModelGraph, samples: int | None = None) -> Trained:
+def train_whole(
+    model: nn.Module, loss: Loss, batch: Any, graph: ModelGraph, samples: int | None = None, *, clone: Clone = deepcopy
+) -> Trained:
     """Train one step undivided: plainly, or with a stage that holds everything where random numbers are drawn."""
-    model = copy.deepcopy(model)
+    model = clone(model)
     model.zero_grad()
     with seeded(0):
         if graph.random:
@@ -49,10 +52,12 @@ def train_whole(model: nn.Module, loss: Loss, batch: Any, graph: ModelGraph, sam
     return Trained(value.detach(), gradients, dict(model.named_buffers()))
 
 
-def train_staged(model: nn.Module, loss: Loss, batch: Any, samples: int, parts: Split, steps: int = 1) -> Trained:
+def train_staged(
+    model: nn.Module, loss: Loss, batch: Any, samples: int, parts: Split, steps: int = 1, *, clone: Clone = deepcopy
+) -> Trained:
     """Train one step in stages; the split goes through its written form, as from a plan file."""
     parts = Split.from_dict(parts.to_dict())
-    models = [copy.deepcopy(model) for _ in parts.stages]
+    models = [clone(model) for _ in parts.stages]
     for part, own_model in zip(parts.stages, models, strict=True):
         own_model.zero_grad()
         drop_others(own_model, part.parameters)

@@ -56,7 +56,7 @@ def call_on_meta(
         args = (args[0], _static_index(args[1]), *args[2:])
     if name == "__deepcopy__":
         return twin(args[0]).clone()
-    if name == "grad" and getattr(func, "__module__", "") == "torch.autograd":
+    if name == "grad" and getattr(func, "__module__", "") == "torch.autograd" and not torch.is_grad_enabled():
         return _gradients_of(args, kwargs, twin)
     given = args, kwargs
     moved = tuple(_on_meta(item, twin, name) for item in args)
@@ -118,14 +118,19 @@ def _on_meta(item: Any, twin: Callable[[torch.Tensor], torch.Tensor], function: 
     return map_tensors(item, lambda t: t if t.is_meta else twin(t))
 
 
-def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
+def bare_twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Give an absent tensor of the same looks that is part of no graph: the tensor itself if it is absent."""
+    return tensor if tensor.is_meta else meta_twin(tensor, gradient=False)
+
+
+def meta_twin(tensor: torch.Tensor, *, gradient: bool = True) -> torch.Tensor:
     """Make an absent tensor with the shape, strides, dtype and `requires_grad` of `tensor`."""
     with torch.no_grad():
         if tensor.layout is torch.strided:
             twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
         else:
-            twin = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
-    if tensor.requires_grad:
+            twin = torch.empty_like(tensor, device=META)
+    if gradient and tensor.requires_grad:
         twin.requires_grad_()
     return twin
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from headway.graph.model import Call, Cut, ModuleCall, Position, Ref, Value, position_text
@@ -56,6 +56,7 @@ def allowed_cuts(
     results: Sequence[int],
     reshaped: Mapping[int, int],
     locked: Mapping[int, str] | None = None,
+    unsendable: Set[int] = frozenset(),
 ) -> tuple[tuple[Cut, ...], tuple[tuple[int, str], ...]]:
     """Find the places where a stage may begin, with what crosses there, and say why the others are refused.
 
@@ -88,7 +89,7 @@ def allowed_cuts(
         if not seen_derived:  # the first stage begins at the start of the program
             seen_derived = True
             continue
-        reason = whole.get(call.index) or _refusal(call.index, live, values, writes, reshaped)
+        reason = whole.get(call.index) or _refusal(call.index, live, values, writes, reshaped, unsendable)
         if reason:
             refused.append((call.index, reason))
         else:
@@ -146,13 +147,15 @@ def _differentiated(calls: Sequence[Call]) -> dict[int, str]:
 
 def _refusal(
     index: int, live: Mapping[int, None], values: Sequence[Value], writes: Mapping[int, list[int]],
-    reshaped: Mapping[int, int],
+    reshaped: Mapping[int, int], unsendable: Set[int],
 ) -> str | None:  # fmt: skip
     storages: dict[int, int] = {}
     for number in live:
         value = values[number]
         if value.producer is None and value.derived:
             return "a value that depends on parameters was made where no torch call was seen"
+        if number in unsendable:
+            return "a sparse, nested or quantized value would cross, which messages do not carry"
         if reshaped.get(number, index) < index:
             return "a value that crosses had its shape changed in place"
         other = storages.setdefault(value.storage, number)

@@ -16,6 +16,10 @@ calls more or fewer than recorded do not shift the modules after them.
 """
 
 
+BETWEEN = 1 << 20
+"""Count of the first module call that is known to stand between two landmarks; the second has twice this, and so on."""
+
+
 def position_text(position: Position) -> str:
     """Write a position as "3.0.5"."""
     return ".".join(map(str, position))

@@ -72,7 +72,7 @@ def _record(
         stack.enter_context(torch.random.fork_rng())
         stack.enter_context(torch.enable_grad())
         with ExitStack() as watching:
-            watching.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.ledger.note_saved, lambda t: t))
+            watching.enter_context(recorder.saved_hooks)
             watching.enter_context(recorder.flop_counter)
             watching.enter_context(recorder)
             result = loss(model, batch)

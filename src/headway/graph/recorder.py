@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from headway.errors import SplitError
-from headway.graph.absent import Inside, answer_fact, call_on_meta, meta_twin
+from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
 from headway.graph.chance import argument, host_state, is_random
 from headway.graph.flops import FlopCounter, attention_on_meta
 from headway.graph.interception import CHECKPOINT
@@ -62,10 +62,12 @@ class Recorder(Walk):
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         self.device = device or torch.device("cpu")
         self.flop_counter = FlopCounter()
+        self.saved_hooks = torch.autograd.graph.saved_tensors_hooks(self.ledger.note_saved, lambda t: t)
         self.calls: list[Call] = []
         self.modules: list[_OpenModule] = []
         self.occurrences: dict[str, int] = {}
         self.reshaped: dict[int, int] = {}  # value id -> call that changed its shape in place
+        self.unsendable: set[int] = set()  # sparse and other values that no message can carry
         self.locked: dict[int, str] = {}  # call index -> why no stage may begin there
         self.without_rule: dict[Any, bool] = {}  # calls whose shape cannot be had on meta, by what they took
         self.asked: set[str] = set()  # names of those functions
@@ -111,7 +113,13 @@ class Recorder(Walk):
 
     def on_opaque(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note one call with an inside of its own, and the weights that it finds by itself."""
-        return self.on_call(position, func, args, kwargs, opaque=True)
+        if not short_name(func).startswith("grad"):
+            return self.on_call(position, func, args, kwargs, opaque=True)
+        self.saved_hooks.__exit__(None, None, None)  # torch.func.grad does not allow them
+        try:
+            return self.on_call(position, func, args, kwargs, opaque=True)
+        finally:
+            self.saved_hooks.__enter__()
 
     def on_call(
         self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, opaque: bool = False
@@ -145,9 +153,9 @@ class Recorder(Walk):
         if not made and not read and result is not None:
             return result
         if inside:
-            found, held, _ = ledger.classify(list(inside.values()))
-            parameters, buffers = parameters + found, buffers + held
-            derived = derived or bool(found)
+            found, held, taken = ledger.classify(list(inside.values()))
+            parameters, buffers, inputs = parameters + found, buffers + held, inputs + taken
+            derived = derived or bool(found) or any(ledger.is_derived(v) for v in taken)
         if asked:
             self.asked.add(function_name(func))
         chance = is_random(func, args, kwargs)
@@ -158,11 +166,11 @@ class Recorder(Walk):
         return result
 
     def _inside(self, found: dict[int, torch.Tensor]) -> Inside:
-        """Watch a call whose inside is not followed for the weights that it uses."""
-        weights = self.ledger.weights
+        """Watch a call whose inside is not followed for the weights and the values that it uses."""
+        weights, known = self.ledger.weights, self.ledger.known
 
         def seen(tensor: torch.Tensor) -> None:
-            if id(tensor) in weights:
+            if id(tensor) in weights or id(tensor) in known:
                 found[id(tensor)] = tensor
 
         def absent(tensor: torch.Tensor) -> bool:
@@ -173,17 +181,12 @@ class Recorder(Walk):
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if short_name(func) == "scaled_dot_product_attention":
             return attention_on_meta(self.flop_counter, self.ledger.twin, func, args, kwargs)
-        if short_name(func) == "grad" and getattr(func, "__module__", "") == "torch.autograd":
-            return func(*map_tensors(args, self._on_meta), **map_tensors(kwargs, self._on_meta))
         result = call_on_meta(func, args, kwargs, self.ledger.twin, self.ledger.is_hidden)
         # a call may give one of its arguments back: x.float() where x is float already, x.add_(1)
         given = {
             id(self.ledger.twins[id(t)][1]): t for t in tensors_of((args, kwargs), []) if id(t) in self.ledger.twins
         }
         return map_tensors(result, lambda t: given.get(id(t), t)) if given else result
-
-    def _on_meta(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.is_meta else self.ledger.twin(tensor)
 
     def _has_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a stage that does not compute this call can have its shape on meta."""
@@ -195,7 +198,7 @@ class Recorder(Walk):
             flops = self.flop_counter.flops
             try:
                 with torch.no_grad(), self._as_absent():
-                    call_on_meta(func, args, kwargs, lambda t: meta_twin(t).detach(), self.ledger.is_hidden)
+                    call_on_meta(func, args, kwargs, bare_twin, self.ledger.is_hidden)
                 self.without_rule[key] = False
             except Exception:  # whatever it is, a stage would meet it too
                 self.without_rule[key] = True
@@ -204,7 +207,7 @@ class Recorder(Walk):
 
     def _as_absent(self) -> Inside:
         weights = self.ledger.weights
-        return Inside(lambda t: None, lambda t: id(t) in weights, lambda t: meta_twin(t).detach(), self.device)
+        return Inside(lambda t: None, lambda t: id(t) in weights, bare_twin, self.device)
 
     def _stand_in(self, tensor: torch.Tensor) -> Any:
         weight = self.ledger.weights.get(id(tensor))
@@ -223,8 +226,7 @@ class Recorder(Walk):
                 continue
             weight = ledger.weights.get(id(tensor))
             if weight is not None:
-                if weight[2]:
-                    written_buffers.append(weight[1])
+                written_buffers.append(weight[1])  # Keras keeps its moving averages in frozen parameters
                 continue
             value = ledger.value_of(tensor)
             writes.append(value)
@@ -241,6 +243,8 @@ class Recorder(Walk):
                 continue
             value = ledger.add(tensor, producer=index, output=number, derived=derived)
             outputs.append(value)
+            if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+                self.unsendable.add(value)
             if ledger.values[value].storage not in storages_in:
                 fresh += ledger.values[value].bytes
         moved = fresh + sum(ledger.values[v].bytes for v in writes)
@@ -273,7 +277,7 @@ class Recorder(Walk):
         modules = [self._closed(m) for m in self.modules]
         draws = [m.draws for m in self.modules]
         modules = guarded_modules(modules, [m.outputs for m in self.modules], draws, self.calls, values)
-        cuts, refused = allowed_cuts(self.calls, values, modules, results, self.reshaped, self.locked)
+        cuts, refused = allowed_cuts(self.calls, values, modules, results, self.reshaped, self.locked, self.unsendable)
         return ModelGraph(
             samples=samples, calls=tuple(self.calls), values=tuple(values),
             storages=tuple(self.ledger.storage_sizes()), modules=tuple(modules),

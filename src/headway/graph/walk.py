@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
-from headway.graph.model import Position
+from headway.graph.model import BETWEEN, Position
 
 TENSOR_GETTERS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
 """Attributes of a tensor that make another tensor, and so count as calls."""
@@ -123,17 +123,25 @@ def module_paths(model: nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in model.named_modules()}
 
 
-Landmarks = Mapping[Position, Mapping[tuple[str, int], int]]
-"""For the position of a frame: the landmark number of each module call in it, by path and occurrence."""
+Landmarks = Mapping[Position, Mapping[tuple[str, int], tuple[int, int]]]
+"""For the position of a frame: the place of each module call in it, by path and occurrence."""
 
 
-def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Number the module calls of a frame from 1, by path and occurrence."""
+def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Place the module calls of a frame, by path and occurrence; a "+" before a path puts it after the one before it.
+
+    Those without are landmarks 1, 2, ...; those with one were not seen when the program was recorded.
+    """
     seen: dict[str, int] = {}
-    table = {}
-    for number, path in enumerate(paths, 1):
+    table: dict[tuple[str, int], tuple[int, int]] = {}
+    number = count = 0
+    for path in paths:
+        if path.startswith("+"):
+            path, count = path[1:], count + BETWEEN
+        else:
+            number, count = number + 1, 0
         seen[path] = seen.get(path, -1) + 1
-        table[(path, seen[path])] = number
+        table[(path, seen[path])] = (number, count)
     return table
 
 
@@ -142,7 +150,7 @@ class Frame:
 
     __slots__ = ("count", "known", "landmark", "path", "position", "seen")
 
-    def __init__(self, position: Position, path: str, known: Mapping[tuple[str, int], int] | None) -> None:
+    def __init__(self, position: Position, path: str, known: Mapping[tuple[str, int], tuple[int, int]] | None) -> None:
         self.position = position
         self.path = path
         self.known = known
@@ -154,13 +162,13 @@ class Frame:
         """Place the next module call: at its landmark when it is known, else as an event after the last one."""
         occurrence = self.seen.get(path, 0)
         self.seen[path] = occurrence + 1
-        number: int | None = self.landmark + 1
+        place: tuple[int, int] | None = (self.landmark + 1, 0)
         if self.known is not None:
-            number = self.known.get((path, occurrence))
-        if number is None or number <= self.landmark:
+            place = self.known.get((path, occurrence))
+        if place is None or place <= (self.landmark, self.count):
             self.count += 1
         else:
-            self.landmark, self.count = number, 0
+            self.landmark, self.count = place
         return (*self.position, self.landmark, self.count)
 
     def next_event(self) -> Position:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.errors import SplitError
 from headway.graph.liveness import derived_since, last_uses, storage_writes
-from headway.graph.model import ModelGraph, Position, parse_position, position_text
+from headway.graph.model import BETWEEN, ModelGraph, Position, parse_position, position_text
 
 
 @dataclass(frozen=True, order=True)
@@ -27,6 +27,7 @@ class Crossing:
     differentiable: bool
     written: bool  # the target (or a later stage) changes it in place, so it must not be a leaf there
     function: str = ""  # that makes it
+    last: bool = False  # no later call of this function in this frame before the cut: what a loop leaves
 
     @property
     def key(self) -> tuple[Position, int]:
@@ -109,6 +110,7 @@ class Split:
                             "differentiable": c.differentiable,
                             "written": c.written,
                             "function": c.function,
+                            "last": c.last,
                         }
                         for c in part.sends
                     ],
@@ -131,6 +133,7 @@ class Split:
                     c["differentiable"],
                     c["written"],
                     c.get("function", ""),
+                    c.get("last", False),
                 )
                 for c in row["sends"]
             )
@@ -174,7 +177,8 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
     bounds = [0, *starts, len(graph.calls)]
     sends = _crossings(graph, bounds)
     positions: list[Position | None] = [(), *(graph.cut[name].position for name in cuts), None]
-    parameters, buffers = _weights(graph, bounds, [p for p in positions[1:] if p is not None])
+    unseen = _unseen(graph)
+    parameters, buffers = _weights(graph, bounds, [p for p in positions[1:] if p is not None], unseen)
     parts = tuple(
         StagePart(
             index=s,
@@ -187,7 +191,9 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         )
         for s in range(len(cuts) + 1)
     )
-    guarded = tuple(m.position for m in graph.modules if m.guarded)
+    reading = {call.position[:-2] for call in graph.calls if call.reads_value}
+    kinds = {m.kind for m in graph.modules if m.position in reading}  # that read values this time; the others may too
+    guarded = tuple(m.position for m in graph.modules if m.guarded or m.kind in kinds)
     return Split(
         stages=parts,
         state=tuple(sorted({b for call in graph.calls for b in call.written_buffers})),
@@ -196,12 +202,12 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         reads=any(call.reads_value for call in graph.calls) or (graph.random and graph.branches),
         entry=next((m.position for m in graph.modules if m.path == "" and len(m.position) == 2), ()),
         asked=graph.asked,
-        landmarks=_landmarks(graph, parts, guarded),
+        landmarks=_landmarks(graph, parts, guarded, unseen),
     )
 
 
 def _landmarks(
-    graph: ModelGraph, parts: Sequence[StagePart], guarded: Sequence[Position]
+    graph: ModelGraph, parts: Sequence[StagePart], guarded: Sequence[Position], unseen: Sequence[Unseen]
 ) -> tuple[tuple[Position, tuple[str, ...]], ...]:
     """List the module calls of each frame in which a border, a crossing or a guarded call must be found again."""
     places = [*guarded, *(part.start for part in parts), *(c.position for part in parts for c in part.sends)]
@@ -210,6 +216,10 @@ def _landmarks(
     for module in graph.modules:
         if module.position[:-2] in frames:
             tables.setdefault(module.position[:-2], []).append(module.path)
+    for new in reversed(unseen):  # from the back, so that numbers before stay
+        table = tables.get(new.place[:-2])
+        if table is not None and f"+{new.path}" not in table:
+            table.insert(new.place[-2], f"+{new.path}")
     return tuple(sorted((position, tuple(paths)) for position, paths in tables.items()))
 
 
@@ -223,6 +233,9 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
     def stage_of(index: int) -> int:
         return min(bisect_right(bounds, index) - 1, num_stages - 1)
 
+    by_function: dict[tuple[Position, str], list[int]] = {}
+    for call in calls:
+        by_function.setdefault((call.position[:-2], call.function), []).append(call.index)
     needed: list[dict[int, None]] = [{} for _ in range(num_stages)]
     for call in calls:
         for number in call.inputs:
@@ -243,14 +256,15 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
             floating = value.dtype.startswith(("float", "bfloat", "complex"))
             maker = calls[value.producer]
             differentiable = floating and (value.requires_grad or bool(storage_written))
-            sends[source].append(
-                Crossing(maker.position, value.output, source, target, differentiable, later, maker.function)
-            )
+            place = (maker.position, value.output, source, target)
+            same = by_function[(maker.position[:-2], maker.function)]
+            latest = maker.index == max(i for i in same if i < bounds[source + 1])
+            sends[source].append(Crossing(*place, differentiable, later, maker.function, latest))
     return sends
 
 
 def _weights(
-    graph: ModelGraph, bounds: Sequence[int], starts: Sequence[Position]
+    graph: ModelGraph, bounds: Sequence[int], starts: Sequence[Position], unseen: Sequence[Unseen]
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """List what each stage holds.
 
@@ -260,41 +274,65 @@ def _weights(
     num_stages = len(bounds) - 1
     used: list[dict[str, None]] = [{} for _ in range(num_stages)]
     written: list[dict[str, None]] = [{} for _ in range(num_stages)]
-    home: dict[str, int] = {}  # the last stage that uses a parameter
     for stage in range(num_stages):
         for call in graph.calls[bounds[stage] : bounds[stage + 1]]:
             used[stage].update(dict.fromkeys(call.parameters))
             written[stage].update(dict.fromkeys(call.written_buffers))
-        home.update(dict.fromkeys(used[stage], stage))
     names = [info.name for info in graph.parameters if not info.is_buffer]
     order = {name: i for i, name in enumerate(names)}
-    for name in names:
-        if name not in home:
-            used[_stage_near(name, names, home, graph, starts)].setdefault(name)
+    for module in unseen:
+        used[sum(start <= module.place for start in starts)].update(dict.fromkeys(module.parameters))
     held = [tuple(sorted(table, key=order.__getitem__)) for table in used]
     return held, [tuple(table) for table in written]
 
 
-def _stage_near(
-    name: str, names: Sequence[str], home: Mapping[str, int], graph: ModelGraph, starts: Sequence[Position]
-) -> int:
-    """Choose a stage for a parameter that no call used: where a call of its module would stand.
+@dataclass(frozen=True)
+class Unseen:
+    """A module that was not called when the program was recorded, and where its call would stand."""
 
-    The module would be called after the nearest relative before it in the model, else before the one after it.
+    path: str
+    place: Position
+    parameters: tuple[str, ...]
+
+
+def _unseen(graph: ModelGraph) -> list[Unseen]:
+    """Place the modules of parameters that no call used (an expert without tokens, a layer that was left out).
+
+    A module would be called after the nearest relative before it in the model, else before the one after it.
     """
-    parents = name.split(".")[:-1]
-    here = names.index(name)
-    for depth in range(len(parents), 0, -1):
-        prefix = ".".join(parents[:depth]) + "."
-        near = [i for i, other in enumerate(names) if other.startswith(prefix) and other in home]
-        if not near:
+    used = {name for call in graph.calls for name in call.parameters}
+    names = [info.name for info in graph.parameters if not info.is_buffer]
+    places: dict[str, list[Position]] = {}
+    for module in graph.modules:
+        places.setdefault(module.path, []).append(module.position)
+    last = {name: call.position for call in graph.calls for name in call.parameters}
+    within: dict[str, list[int]] = {}  # for each path, the places in `names` of used parameters in it
+    for i, name in enumerate(names):
+        path = name if name in used else ""
+        while path:
+            path = path.rpartition(".")[0]
+            within.setdefault(path, []).append(i)
+    found: dict[str, Unseen] = {}
+    for i, name in enumerate(names):
+        if name in used:
             continue
-        before = [i for i in near if i < here]
-        relative = names[before[-1] if before else near[0]]
-        sibling = prefix + relative.removeprefix(prefix).split(".")[0]
-        called = [m.position for m in graph.modules if m.path == sibling]
-        if not called:
-            return home[relative]
-        place = (*called[-1][:-2], called[-1][-2] if before else called[0][-2] - 1, 1 << 30)
-        return sum(start <= place for start in starts)
-    return 0
+        path = name.rpartition(".")[0]
+        new = name
+        while path and path not in within:
+            path, new = path.rpartition(".")[0], path
+        near = within.get(path, [])
+        before = [j for j in near if j < i]
+        if not near:
+            place: Position = ()
+        else:
+            prefix = f"{path}." if path else ""
+            relative = names[before[-1] if before else near[0]]
+            called = places.get(prefix + relative.removeprefix(prefix).split(".")[0])
+            if called is None:
+                place = last[relative]
+            else:
+                place = (*called[-1][:-2], called[-1][-2], 0) if before else (*called[0][:-2], called[0][-2] - 1, 0)
+        count = sum(u.place[:-1] == place[:-1] and u.path != new for u in found.values())
+        entry = found.get(new, Unseen(new, (*place[:-1], (count + 1) * BETWEEN) if place else (), ()))
+        found[new] = replace(entry, parameters=(*entry.parameters, name))
+    return list(found.values())

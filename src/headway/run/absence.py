@@ -6,19 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headway.graph.absent import call_on_meta, meta_twin
-from headway.graph.ledger import storage_of
+from headway.graph.absent import bare_twin, call_on_meta
+from headway.graph.ledger import storage_of, version_of
 from headway.graph.model import Position
 from headway.graph.walk import function_name, map_tensors, short_name
 from headway.run.templates import WANTS_GRADIENT, Known, make, mark, signature, template
 
 if TYPE_CHECKING:
     from headway.run.stage import Stage
-
-
-def bare_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Give an absent tensor that is part of no graph."""
-    return tensor if tensor.is_meta else meta_twin(tensor).detach()
 
 
 class Absence:
@@ -71,13 +66,13 @@ class Absence:
             twins[id(stand_in)] = (stand_in, tensor)
             return stand_in
 
-        versions, lengths = [t._version for t in tensors], [t.shape for t in tensors]
+        versions, lengths = [version_of(t) for t in tensors], [t.shape for t in tensors]
         try:
             with torch.no_grad():
                 result = call_on_meta(func, args, kwargs, twin, self.hides)
         except Exception as error:
             return self._without_rule(func, args, error, path)
-        written = [original for stand_in, original in twins.values() if stand_in._version]
+        written = [original for stand_in, original in twins.values() if version_of(stand_in)]
         for original in written:
             if not self.hides(original):
                 self.hide(original)  # written with something absent: its content is not what the program has
@@ -89,7 +84,7 @@ class Absence:
             return mark(tensor) if wants and tensor.is_floating_point() and id(tensor) not in given else tensor
 
         result = map_tensors(result, settle)
-        if not written and versions == [t._version for t in tensors]:
+        if not written and versions == [version_of(t) for t in tensors]:
             self.stage.shapes[key] = template(result, inputs)
         if lengths != [t.shape for t in tensors]:
             self.stage.shapes.clear()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from headway.graph.absent import Inside, answer_fact, call_on_meta
+from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
 from headway.graph.chance import is_random
 from headway.graph.model import Position, position_text
 from headway.graph.walk import (
@@ -21,7 +21,7 @@ from headway.graph.walk import (
     tensors_of,
 )
 from headway.layout.split import Crossing
-from headway.run.absence import Absence, bare_twin
+from headway.run.absence import Absence
 from headway.run.outputs import Program
 from headway.run.randomness import Chance
 from headway.run.repeat import Repeat
@@ -167,22 +167,24 @@ class StageWalk(Walk):
         if position[:-2] in self.frames_out:
             name, wanted = function_name(func), self.outgoing.get(position, {})
             for number, tensor in enumerate(tensors_of(result, [])):
+                self.latest[(position[:-2], name, number)] = (position, tensor)
                 crossing = wanted.get(number)
                 if crossing is not None and crossing.function == name:
                     self.made[crossing.key] = tensor
-                else:
-                    self.latest[(position[:-2], name, number)] = (position, tensor)
         return result
 
     def finish(self) -> None:
-        """Find what takes the place of values that were to be sent and were not made.
+        """Find what takes the place of values that were to be sent and were not made, or made anew.
 
-        A loop that went round more or fewer times makes its last value at another place: then the last that the same
-        function made in the same frame is sent, with its place, where the receiver makes it too.
+        A loop that goes round more or fewer times leaves its value at another place: then the last that the same
+        function made in the same frame is sent, with its place, and received where the receiver's program makes it.
         """
         for crossing in self.part.sends:
             other = self.latest.get((crossing.position[:-2], crossing.function, crossing.output))
-            if crossing.key not in self.made and other is not None:
+            if other is None or other[0] == crossing.position:
+                continue
+            made = self.made.get(crossing.key)
+            if made is None or (crossing.last and other[1].requires_grad and other[1].shape == made.shape):
                 self.answers[_moved(crossing)], self.made[crossing.key] = other
 
     def _absent_in_range(self, func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
@@ -205,7 +207,8 @@ class StageWalk(Walk):
     def on_opaque(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute, receive or leave out a call that may use weights which are not among its arguments."""
         if not self._before(position):
-            return self.on_call(position, func, args, kwargs)
+            with Inside(self._refuse_absent, lambda t: False, bare_twin, self.stage.device):
+                return self.on_call(position, func, args, kwargs)
         if any(map(self.absence.hides, tensors_of((args, kwargs), []))):
             with Inside(_ignore, self.absence.hides, bare_twin, self.stage.device):
                 return self._call_before(position, func, args, kwargs)
@@ -219,6 +222,13 @@ class StageWalk(Walk):
         with Inside(_ignore, absent, bare_twin, self.stage.device):
             result = self._call_before(position, func, args, kwargs)
         return map_tensors(result, bare_twin) if found and position not in self.incoming else result
+
+    def _refuse_absent(self, tensor: torch.Tensor) -> None:
+        if tensor.is_meta:
+            raise self.stage.error(
+                f"a call takes a tensor of shape {list(tensor.shape)}, which this stage does not have",
+                f"inside a function in {self.module_path or 'the loss function'}",
+            )
 
     def _call_before(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = tensors_of((args, kwargs), [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from headway.run.stage import Key, Stage
 SAMPLES = 2
 """Samples to try with: batch norm needs more than one value, and more would only cost time and memory."""
 
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+TOLERANCES = MappingProxyType({torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2})
 
 
 def verify_split(

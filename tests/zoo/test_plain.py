@@ -1,0 +1,37 @@
+"""Model families in torch alone: cut at random in two to four, they train as whole, on this batch and on another."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from headway.graph.record import record
+from headway.layout.split import split
+from tests.run.staged import difference, train_staged, train_whole
+from tests.zoo.plain import FAMILIES
+
+SECOND_BATCH_TAKES_ANOTHER_WAY = ("adaptive_steps", "deep_equilibrium")  # loops of torch calls that data ends
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's own
+@pytest.mark.filterwarnings("ignore::UserWarning")  # lazy modules and nested tensors are announced as new
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_train_as_the_whole(family: str) -> None:
+    torch.manual_seed(0)
+    model, loss, batch = FAMILIES[family]()
+    if family != "mixed_precision":
+        model.double()
+    torch.manual_seed(7)
+    _, _, other = FAMILIES[family]()
+    graph = record(model, loss, batch)
+    batches = [batch] if family in SECOND_BATCH_TAKES_ANOTHER_WAY else [batch, other]
+    wanted = [train_whole(model, loss, each, graph) for each in batches]
+    draw = random.Random(family)
+    for stages in (2, 3, 4):
+        places = sorted(draw.sample(range(len(graph.cuts)), min(stages - 1, len(graph.cuts))))
+        cuts = [graph.cuts[i].name for i in places]
+        for want, each in zip(wanted, batches, strict=True):
+            got = train_staged(model, loss, each, graph.samples, split(graph, cuts))
+            assert difference(want, got) < 1e-10, cuts
