@@ -75,7 +75,6 @@ PRIVATE_NAMES: dict[str, str] = {
     "graph/interception.py: _functorch": "where torch.func's transforms look up what they run",
     "graph/interception.py: _call_impl": "a module's call without torch.compile",
     "graph/ledger.py: _version": "counts the in-place changes of a tensor",
-    "run/absence.py: _version": "counts the in-place changes of a tensor",
     "collective/reduce.py: _C": "counts a storage's users; without it a copy is made, as a comment there says",
     "collective/reduce.py: _cdata": "the argument of that count",
     "run/hold.py: _parameters": "swaps a parameter where modules override __setattr__",
