@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import pickle
 import time
@@ -191,7 +192,7 @@ class World:
             )
         if identity.size > 1:
             _join(identity, device, deadline)
-        return cls(
+        world = cls(
             rank=identity.rank,
             size=identity.size,
             local_rank=identity.local_rank,
@@ -200,6 +201,9 @@ class World:
             deadline=deadline,
             owns_default_group=identity.size > 1,
         )
+        # gloo's threads must be joined while Python still stands, or the process may abort on its way out
+        atexit.register(world.close)
+        return world
 
     def group(self, ranks: Sequence[int]) -> Group:
         """Return the group of these ranks, made once per set. Every rank of the world asks, in the same order."""
