@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from headway.errors import BatchError, CheckpointError, HeadwayError, PlanError, RankError, SplitError
 
 if TYPE_CHECKING:
+    from headway.checkpoint.load import load
+    from headway.checkpoint.save import save
     from headway.cost.cluster import Cluster
     from headway.planner.plan import Plan
     from headway.run.decide import advise, plan
@@ -32,8 +34,10 @@ __all__ = [
     "Shared",
     "SplitError",
     "advise",
+    "load",
     "parallelize",
     "plan",
+    "save",
 ]
 
 # Resolved on demand: the command line imports this file, and must answer before torch could be imported.
@@ -46,8 +50,10 @@ _HOME = MappingProxyType(
         "Schedule": "headway.schedule.action",
         "Shared": "headway.run.microbatch",
         "advise": "headway.run.decide",
+        "load": "headway.checkpoint.load",
         "parallelize": "headway.run.parallel",
         "plan": "headway.run.decide",
+        "save": "headway.checkpoint.save",
     }
 )
 

@@ -1,4 +1,4 @@
-"""The command line: plan, run, show, doctor. Nothing here imports torch until a verb needs it."""
+"""The command line: plan, run, show, doctor, checkpoint. Nothing here imports torch until a verb needs it."""
 
 from __future__ import annotations
 
@@ -120,6 +120,33 @@ def doctor(num_processes: int) -> int:
 
     for line in examine(num_processes):
         click.echo(line)
+    return 0
+
+
+@headway.group(short_help="Look into a checkpoint, or take the weights out of it.")
+def checkpoint() -> None:
+    """Look into a checkpoint that headway.save wrote, or take the model's weights out of it."""
+
+
+@checkpoint.command(short_help="Print what a checkpoint holds.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--all", "whole", is_flag=True, help="List all tensors of the model.")
+def inspect(directory: Path, whole: bool) -> int:
+    """Print what the checkpoint in DIRECTORY holds, and whether its files are there whole."""
+    from headway.checkpoint.inspect import inspect as described
+
+    click.echo(described(directory, whole=whole))
+    return 0
+
+
+@checkpoint.command(short_help="Write the model's weights as one safetensors file.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT.safetensors", type=click.Path(path_type=Path, dir_okay=False))
+def export(directory: Path, target: Path) -> int:
+    """Write the weights of the checkpoint in DIRECTORY under the model's own names, for load_state_dict."""
+    from headway.checkpoint.export import export as written
+
+    click.echo(written(directory, target))
     return 0
 
 

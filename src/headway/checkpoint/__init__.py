@@ -1,0 +1,1 @@
+"""How is a training kept? Saved under any plan, loaded under any other, or without Headway at all."""
