@@ -272,6 +272,30 @@ def no_grad_teacher() -> Case:
     return nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))), loss, rows(4, 6)
 
 
+def compiled() -> Case:
+    model = GPT(layers=2)
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    model.blocks[1].compile(backend="eager")
+    return model, next_token, tokens()
+
+
+class Adapted(nn.Linear):
+    """A linear layer with a low-rank addition, the layer itself frozen, as LoRA does it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.a, self.b = nn.Parameter(torch.randn(2, width)), nn.Parameter(torch.randn(width, 2))
+        self.weight.requires_grad_(False)
+        self.bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + x @ self.a.t() @ self.b.t()
+
+
+def adapters() -> Case:
+    return nn.Sequential(*(Adapted(6) for _ in range(4))), square, rows(4, 6)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "tied gpt": gpt,
     "frozen first stage": frozen,
@@ -292,6 +316,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "custom function": custom_function,
     "hooks": hooks,
     "no grad": no_grad_teacher,
+    "compiled blocks": compiled,
+    "adapters": adapters,
 }
 
 
