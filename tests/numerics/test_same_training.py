@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import headway
 from headway.collective.world import World
 from tests.numerics.training import GLOBAL_BATCH, Case, Trained, difference, plainly, under_plan
 from tests.several.ranks import on_ranks
@@ -29,7 +32,8 @@ def cases(data: int, pipeline: int) -> list[Case]:
 
 def train_all(world: World, todo: list[Case]) -> list[tuple[Trained, tuple[int, ...]]] | None:
     """Train all cases on these ranks; rank 0 tells."""
-    results = [under_plan(world, case) for case in todo]
+    known: dict[Any, headway.Plan] = {}
+    results = [under_plan(world, case, known) for case in todo]
     return results if world.rank == 0 else None
 
 

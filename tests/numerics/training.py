@@ -118,11 +118,19 @@ def plainly(case: Case, sizes: Sequence[int]) -> Trained:
     return Trained(losses, norms, {k: v.detach().clone() for k, v in model.state_dict().items()})
 
 
-def under_plan(world: World, case: Case) -> tuple[Trained, tuple[int, ...]]:
+def plan_of(size: int, case: Case, known: dict[tuple[object, ...], headway.Plan]) -> headway.Plan:
+    """Plan a case for `size` processes; optimizers and seeds share a plan."""
+    key = (case.model, case.padded, case.fixed)
+    if key not in known:
+        model, loss, batches = setting(case)
+        known[key] = headway.plan(model, loss, batches[0], cluster=f"{size}xcpu:4GiB", fixed=dict(case.fixed))
+    return known[key]
+
+
+def under_plan(world: World, case: Case, known: dict[Any, headway.Plan]) -> tuple[Trained, tuple[int, ...]]:
     """Train under a plan; also give the sizes of all micro-batches of a step, in the order of the samples."""
     model, loss, batches = setting(case)
-    cluster = f"{world.size}xcpu:4GiB"
-    plan = headway.plan(model, loss, batches[0], cluster=cluster, fixed=dict(case.fixed))
+    plan = plan_of(world.size, case, known)
     parallel = ParallelModel(model, loss, plan, world)
     optimizer = optimizer_of(case, parallel.parameters())
     losses, norms = [], []
