@@ -43,13 +43,13 @@ def test_inspect_says_what_is_there_without_torch(tmp_path: Path) -> None:
     assert lines[0] == "checkpoint out"
     parameters = sum(p.numel() for p in model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-    assert f"model      {parameters} parameters in 13 tensors, 4 buffers: " in text
+    assert f"model      {parameters} parameters in 15 tensors, 7 buffers: " in text
     assert format_bytes(parameters * 8 + buffers) in lines[2]
     assert "tied       head.weight is embed.weight" in text
     assert "optimizer  AdamW; " in text and "exp_avg, exp_avg_sq" in text
-    assert "group 1  7 parameters: weight_decay 0.0, lr 0.03, betas [0.9, 0.999]" in text
+    assert "group 1  9 parameters: weight_decay 0.0, lr 0.03, betas [0.9, 0.999]" in text
     assert "extra      step = 1000" in text and "..." in text
-    assert "embed.weight        float64 [11, 8]" in text
+    assert "embed.weight                  float64 [11, 8]" in text
 
 
 def test_inspect_lists_all_tensors_when_asked(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_export_is_the_models_state(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         command, ["checkpoint", "export", str(tmp_path / "out"), str(tmp_path / "w.safetensors")]
     )
-    assert result.exit_code == 0 and "w.safetensors: 18 tensors" in result.output
+    assert result.exit_code == 0 and "w.safetensors: 23 tensors" in result.output
     again = build(seed=2)
     again.load_state_dict(load_file(tmp_path / "w.safetensors"))
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)

@@ -16,7 +16,7 @@ SAMPLES = 12
 
 
 class Net(nn.Module):
-    """Dropout, batch norm, a tied pair of embeddings, a frozen layer, an unused one, and a tail without parameters."""
+    """Dropout, batch norm early and late, a tied pair of embeddings, a frozen layer and an unused one, a constant."""
 
     def __init__(self, hidden: int = 8, tied: bool = True) -> None:
         super().__init__()
@@ -25,6 +25,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(hidden)
         self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(3))
         self.drop = nn.Dropout(0.3)
+        self.norm_out = nn.BatchNorm1d(hidden)
         self.head = nn.Linear(hidden, 11, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -36,7 +37,7 @@ class Net(nn.Module):
         x = self.norm(self.frozen(self.embed(tokens)))
         for layer in self.layers:
             x = x + self.drop(torch.tanh(layer(x)))
-        return self.head(x) * self.scale
+        return self.head(self.norm_out(x)) * self.scale
 
 
 class Bare(nn.Module):
