@@ -60,6 +60,7 @@ class Split:
     entry: Position = ()  # where the loss function calls the model
     asked: tuple[str, ...] = ()  # functions whose result's shape only the stage that computes them can tell
     landmarks: tuple[tuple[Position, tuple[str, ...]], ...] = ()  # for frames that matter: the paths called, in order
+    reading: tuple[str, ...] = ()  # kinds of modules that read values: where one does, others may on another batch
 
     @property
     def num_stages(self) -> int:
@@ -95,6 +96,7 @@ class Split:
             "reads": self.reads,
             "entry": position_text(self.entry),
             "asked": list(self.asked),
+            "reading": list(self.reading),
             "landmarks": [{"frame": position_text(p), "calls": list(paths)} for p, paths in self.landmarks],
             "stages": [
                 {
@@ -155,7 +157,7 @@ class Split:
         landmarks = tuple((parse_position(row["frame"]), tuple(row["calls"])) for row in table.get("landmarks", ()))
         return Split(
             parts, tuple(table["state"]), guarded, table["random"], table["reads"], parse_position(table["entry"]),
-            tuple(table.get("asked", ())), landmarks,
+            tuple(table.get("asked", ())), landmarks, tuple(table.get("reading", ())),
         )  # fmt: skip
 
 
@@ -192,8 +194,7 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         for s in range(len(cuts) + 1)
     )
     reading = {call.position[:-2] for call in graph.calls if call.reads_value}
-    kinds = {m.kind for m in graph.modules if m.position in reading}  # that read values this time; the others may too
-    guarded = tuple(m.position for m in graph.modules if m.guarded or m.kind in kinds)
+    guarded = tuple(m.position for m in graph.modules if m.guarded)
     return Split(
         stages=parts,
         state=tuple(sorted({b for call in graph.calls for b in call.written_buffers})),
@@ -203,6 +204,7 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         entry=next((m.position for m in graph.modules if m.path == "" and len(m.position) == 2), ()),
         asked=graph.asked,
         landmarks=_landmarks(graph, parts, guarded, unseen),
+        reading=tuple(sorted({m.kind for m in graph.modules if m.position in reading})),
     )
 
 

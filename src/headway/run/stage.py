@@ -46,6 +46,7 @@ class Stage:
     buffers: tuple[tuple[nn.Module, str, bool], ...] = ()  # those that the program changes; whether this stage does
     keep: frozenset[Position] = frozenset()  # module calls that are followed call by call
     landmarks: Landmarks = field(default_factory=dict, compare=False)
+    followed: frozenset[int] = frozenset()  # ids of modules with one in them that may read a value
     paths: Mapping[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
     known: dict[Position, Known] = field(default_factory=dict, compare=False)  # and those of the last time
@@ -69,8 +70,15 @@ class Stage:
             keep.update(crossing.position[:depth] for depth in range(2, len(crossing.position), 2))
         landmarks = {position: number_modules(paths) for position, paths in split.landmarks}
         parameters = frozenset(id(p) for p in model.parameters())
+        kinds = set(split.reading)
+        followed = frozenset(
+            id(module)
+            for module in model.modules()
+            if kinds and any(type(m).__name__ in kinds for m in module.modules())
+        )
+        paths = module_paths(model)
         stage = Stage(
-            split, index, model, loss, device, parameters, buffers, frozenset(keep), landmarks, module_paths(model)
+            split, index, model, loss, device, parameters, buffers, frozenset(keep), landmarks, followed, paths
         )
         INTERCEPTION.hold()
         weakref.finalize(stage, INTERCEPTION.release)

@@ -125,7 +125,12 @@ class StageWalk(Walk):
             self.captured = run()
             raise StageEnd
         depth = len(position)
-        if position in self.stage.keep or position == self.start[:depth] and len(self.start) > depth:
+        if (
+            position in self.stage.keep
+            or id(module) in self.stage.followed
+            or position == self.start[:depth]
+            and len(self.start) > depth
+        ):
             return run()
         if position < self.start:
             return self._pass_over(position, module, run, args, kwargs)
@@ -180,8 +185,12 @@ class StageWalk(Walk):
         function made in the same frame is sent, with its place, and received where the receiver's program makes it.
         """
         for crossing in self.part.sends:
+            if crossing.differentiable and crossing.key in self.made and not _is_continuous(self.made[crossing.key]):
+                del self.made[crossing.key]  # the program went another way, and this is something else
             other = self.latest.get((crossing.position[:-2], crossing.function, crossing.output))
             if other is None or other[0] == crossing.position:
+                continue
+            if crossing.differentiable and not _is_continuous(other[1]):
                 continue
             made = self.made.get(crossing.key)
             if made is None or (crossing.last and other[1].requires_grad and other[1].shape == made.shape):
@@ -303,6 +312,10 @@ class StageWalk(Walk):
             with self.pause():
                 shapes[key] = template(result, inputs)
         return result
+
+
+def _is_continuous(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _moved(crossing: Crossing) -> str:
