@@ -199,7 +199,8 @@ class Recorder(Walk):
             try:
                 with torch.no_grad(), self._as_absent():
                     call_on_meta(func, args, kwargs, bare_twin, self.ledger.is_hidden)
-                self.without_rule[key] = False
+                # what a stage has of a sparse tensor is a shape alone
+                self.without_rule[key] = any(t.layout is not torch.strided for t in tensors_of((args, kwargs), []))
             except Exception:  # whatever it is, a stage would meet it too
                 self.without_rule[key] = True
             self.flop_counter.flops = flops
