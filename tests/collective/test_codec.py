@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.collective.codec import BLOCK, CODECS, Codec
+from headway.planner.wire import PARTS
 
 ALL = [pytest.param(codec, id=name) for name, codec in CODECS.items()]
 SIZES = st.sampled_from([1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 2000])
@@ -102,3 +103,9 @@ def test_half_precision_keeps_what_torchs_hook_loses() -> None:
     values = torch.cat([torch.full((8,), 1e-4), torch.full((8,), 1e-9)])
     assert bool((values.half()[8:] == 0).all())
     torch.testing.assert_close(through(CODECS["fp16"], values), values, rtol=2.0**-11, atol=0)
+
+
+def test_the_planner_knows_the_same_codecs() -> None:
+    assert set(PARTS) == set(CODECS)
+    for name, part in PARTS.items():
+        assert CODECS[name].wire_bytes(1 << 20) / (4 << 20) == pytest.approx(part, rel=1e-4)

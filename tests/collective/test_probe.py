@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from headway.collective.probe import measure_all_reduce, measure_link
+from headway.collective.probe import measure_all_reduce, measure_codecs, measure_link
 from headway.collective.world import World
 from tests.several.ranks import on_ranks
 
@@ -31,3 +31,9 @@ def test_alone() -> None:
     world = World()
     assert measure_link(world, [0]) == (0.0, math.inf)
     assert measure_all_reduce(world) == math.inf
+
+
+def test_codecs_are_measured_and_agreed_on() -> None:
+    answers = on_ranks(2, measure_codecs)
+    assert answers[0] == answers[1] and set(answers[0]) == {"fp16", "bf16", "int8"}
+    assert all(1e-12 < seconds < 1e-7 for seconds in answers[0].values())

@@ -27,6 +27,7 @@ def plan(size: int = 4, batch: int = 12, **fixed: object) -> Plan:
         {"data": 2, "micro_batch": 4, "num_micro_batches": 2}, {"cuts": ("cut.2",)}, {"cuts": ("cut.1", "cut.5")},
         {"cuts": ()}, {"pipeline": 3, "cuts": ("cut.2", "cut.3")}, {"chunks": 1}, {"shard": "none"}, {"tensor": 1},
         {"recompute": "none"}, {"precision": "float32"}, {"codec": "fp32"},
+        {"codec": "fp16"}, {"codec": "bf16"}, {"codec": "int8"},
     ],
     ids=str,
 )  # fmt: skip
@@ -66,7 +67,7 @@ def test_a_list_of_cuts_or_one_name_will_do() -> None:
         ({"shard": "parameters"}, "shard='parameters' is not built yet"),
         ({"tensor": 2}, "tensor=2 is not built yet"),
         ({"chunks": 2}, "chunks=2 is not built yet"),
-        ({"codec": "int8"}, "codec='int8' is not built yet"),
+        ({"codec": "int3"}, "there is no codec called 'int3'"),
         ({"precision": "bfloat16"}, "precision='bfloat16' is not built yet"),
     ],
     ids=str,

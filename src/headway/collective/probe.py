@@ -1,4 +1,4 @@
-"""Measures the links between ranks: latency and bandwidth of messages, and the rate of an all-reduce."""
+"""Measures what lies between ranks: latency and bandwidth of messages, the rate of an all-reduce, codecs' own work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from headway.collective.channel import Channel, signature_of
+from headway.collective.codec import CODECS, Codec
 from headway.collective.world import Group, World
 
 TAG_BASE = 1023  # the last one: no edge of a model has it
 SMALL_BYTES = 1 << 10
 LARGE_BYTES = 1 << 20
+CODEC_VALUES = 1 << 18
 
 
 def measure_link(world: World, ranks: Sequence[int], *, seconds: float = 0.3) -> tuple[float, float]:
@@ -55,6 +57,31 @@ def measure_all_reduce(
     count = int(world.broadcast_object(_count(once, seconds), source=group.ranks[0], group=group))
     spent = min(_timed(world, lambda: world.all_reduce(tensor, group)) for _ in range(count))
     return num_bytes / max(world.gather_objects(spent, group))
+
+
+def measure_codecs(world: World, *, seconds: float = 0.02) -> dict[str, float]:
+    """Return the seconds that each codec works for a byte of float32 that is reduced: written, added up, read.
+
+    Every rank calls it, so that all are at work at the same time, and gets the same answer, the slowest one's.
+    """
+    mine = {name: _codec_seconds(world, codec, seconds) for name, codec in CODECS.items() if not codec.exact}
+    answers = world.gather_objects(mine)
+    return {name: max(answer[name] for answer in answers) for name in mine}
+
+
+def _codec_seconds(world: World, codec: Codec, seconds: float) -> float:
+    values = torch.randn(CODEC_VALUES, device=world.device)
+    scratch = torch.empty_like(values)
+    message = torch.empty(codec.wire_bytes(CODEC_VALUES), dtype=torch.uint8, device=world.device)
+
+    def there_and_back() -> None:
+        codec.encode(values, message, scratch)
+        codec.accumulate(message, values, scratch)
+        codec.decode(message, values, scratch)
+
+    there_and_back()
+    once = _timed(world, there_and_back)
+    return min(_timed(world, there_and_back) for _ in range(_count(once, seconds))) / (4 * CODEC_VALUES)
 
 
 def _half_round(there: Channel, back: Channel, first: bool, num_bytes: int, seconds: float) -> float:

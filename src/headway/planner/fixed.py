@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
+from headway.planner.wire import MENUS, PARTS
 from headway.schedule.build import BUILDERS
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
-_ONLY: Mapping[str, object] = {"chunks": 1, "shard": "none", "tensor": 1, "recompute": "none", "codec": "fp32"}
+_ONLY: Mapping[str, object] = {"chunks": 1, "shard": "none", "tensor": 1, "recompute": "none"}
 _NUMBERS = ("data", "pipeline", "micro_batch", "num_micro_batches")
-KEYS = (*_NUMBERS, "schedule", "cuts", "precision", *_ONLY)
+CODECS = (*PARTS, *MENUS)
+KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", *_ONLY)
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Fixed:
     micro_batch: int | None = None
     num_micro_batches: int | None = None
     cuts: tuple[str, ...] | None = None
+    codec: str | None = None  # or one of `MENUS`: what may be chosen from
 
 
 def read_fixed(
@@ -45,6 +48,9 @@ def read_fixed(
     schedule = given.get("schedule")
     if schedule is not None and schedule not in BUILDERS:
         raise _refuse(f"there is no schedule called {schedule!r}", "schedule", f"one of {', '.join(BUILDERS)}")
+    codec = given.get("codec")
+    if codec is not None and codec not in CODECS:
+        raise _refuse(f"there is no codec called {codec!r}", "codec", f"one of {', '.join(CODECS)}")
     cuts = _cuts(given["cuts"], graph) if "cuts" in given else None
     if cuts is not None:
         stages = numbers.setdefault("pipeline", len(cuts) + 1)
@@ -55,7 +61,7 @@ def read_fixed(
                 "cuts",
                 f"pipeline={len(cuts) + 1}, or {stages - 1} cuts",
             )
-    result = Fixed(schedule=None if schedule is None else str(schedule), cuts=cuts, **numbers)
+    result = Fixed(schedule=None if schedule is None else str(schedule), cuts=cuts, codec=codec, **numbers)
     _check_ranks(result, size, graph)
     _check_samples(result, global_batch)
     return result

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
 from headway.cost.cluster import Cluster
 from headway.cost.memory import StageMemory, parameter_bytes, stage_memory
-from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, exposed_reduce_seconds, update_seconds
+from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, update_seconds
 from headway.graph.model import ModelGraph
 from headway.layout.mesh import Mesh
 from headway.layout.split import Split, split
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
+from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, pick
 from headway.schedule.simulate import simulate
 
 PASS_SECONDS = 10e-6
@@ -38,11 +39,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all candidates share: the machine, the samples of a step, the optimizer's states for each parameter."""
+    """What all candidates share: the machine, the samples of a step, the optimizer's states, the codecs there are."""
 
     cluster: Cluster
     global_batch: int
     optimizer_states: int
+    wires: tuple[Wire, ...] = (EXACT,)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Priced:
     messages: tuple[MessageEstimate, ...]
     seconds: float
     memory: tuple[int, ...]
+    codec: str = "fp32"
+    why_codec: str | None = None
 
     @property
     def peak(self) -> int:
@@ -135,7 +139,8 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     messages = message_estimates(program, parts, choice, setting.cluster)
     holders = parts.holders()
     buffers = tuple(info.name for info in graph.parameters if info.is_buffer)
-    stages = []
+    stages: list[StageEstimate] = []
+    reductions: list[Reduction] = []
     for part, first, last in zip(parts.stages, bounds, bounds[1:], strict=False):
         memory = program.memory(first, last, part.parameters + buffers, setting)
         passing = PASS_SECONDS * program.num_calls if choice.pipeline > 1 else 0.0
@@ -143,17 +148,17 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         adding = accumulate_seconds(trainable, choice.num_micro_batches, device)
         backward = program.backward(first, last) * scale + adding
         group = choice.mesh.group(part.index * choice.data, "data")
-        reduce = exposed_reduce_seconds(trainable, choice.data, setting.cluster.link(group), backward)
+        tied = 0.0
         for name in part.parameters:
             if len(holders[name]) > 1:  # tied: its gradient is summed over the stages that hold it, after everything
                 ranks = [choice.mesh.rank(pipeline=stage) for stage in holders[name]]
                 size = parameter_bytes(graph, [name], trainable=True)
-                reduce += all_reduce_seconds(size, len(ranks), setting.cluster.link(ranks))
+                tied += all_reduce_seconds(size, len(ranks), setting.cluster.link(ranks))
         stages.append(
             StageEstimate(
                 forward=program.forward(first, last) * scale + passing,
                 backward=backward,
-                reduce=reduce,
+                reduce=0.0,
                 update=update_seconds(trainable, setting.optimizer_states, device),
                 parameter_bytes=memory.parameters,
                 static_bytes=memory.static,
@@ -164,7 +169,15 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
                 num_calls=last - first,
             )
         )
-    return priced(choice, cuts, parts, tuple(stages), messages)
+        rest = choice.num_micro_batches * (stages[-1].forward + backward) + stages[-1].update
+        coded, other = bytes_by_kind(graph, part.parameters)
+        link = setting.cluster.link(group)
+        reductions.append(Reduction(coded, other, choice.data, link, backward, tied, rest))
+    groups = choice.mesh.groups("data")
+    apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in groups)
+    wire, why = pick(setting.wires, reductions, apart)
+    final = [replace(s, reduce=reduction.seconds(wire)) for s, reduction in zip(stages, reductions, strict=True)]
+    return replace(priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why)
 
 
 def priced(

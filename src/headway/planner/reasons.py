@@ -28,6 +28,8 @@ def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: P
             f"cut for the least bottleneck: stages of {format_seconds(min(loads))} to {format_seconds(max(loads))} "
             "for each micro-batch"
         )
+    if best.why_codec is not None:
+        found.insert(1 if best.codec != "fp32" else len(found), best.why_codec)
     if program.times.estimated > 0.05:
         found.append(f"{program.times.estimated:.0%} of the time of calls is estimated ({program.times.origin})")
     return tuple(found)

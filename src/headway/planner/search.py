@@ -15,6 +15,7 @@ from headway.planner.fixed import Fixed, read_fixed
 from headway.planner.plan import Plan, RunnerUp, micro_batches, shares
 from headway.planner.price import Choice, Priced, Program, Setting
 from headway.planner.reasons import binding, nothing_fits, reasons
+from headway.planner.wire import menu
 from headway.schedule.build import BUILDERS
 
 NEARLY = 0.01
@@ -74,23 +75,25 @@ def search(
     global_batch: int,
     optimizer_states: int = 2,
     fixed: Mapping[str, object] | None = None,
+    codec_work: Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose how to train a model on a cluster.
 
     `graph_at(samples)` is the recorded program for a micro-batch of that many samples, with the same cuts for each;
     `times_of(graph)` the seconds of its calls. `global_batch` counts the samples of a step over all ranks,
     `optimizer_states` the tensors that the optimizer keeps for each parameter (2 for AdamW), `fixed` the decisions
-    already made (fields of `Plan`). Every copies x stages that uses all ranks is tried, with every schedule and number
-    of micro-batches, cut by the exact balancer and priced by simulation; fewer ranks only where all cannot be used.
+    already made (fields of `Plan`), `codec_work` the measured seconds that each codec needs for a byte of gradients
+    (without it they stay exact). Every copies x stages that uses all ranks is tried, with every schedule and number of
+    micro-batches, cut by the exact balancer and priced by simulation; fewer ranks only where all cannot be used.
     The fastest that fits in memory wins; within 1 %, the one of fewest stages, largest micro-batches, least memory.
 
     Raises PlanError for a value of `fixed` that cannot be used, and when nothing fits in memory.
     """
-    setting = Setting(cluster, global_batch, optimizer_states)
     programs = Programs(graph_at, times_of)
     first = programs.any_graph(global_batch)
     precision = next((info.dtype for info in first.parameters if info.trainable), "float32")
     decided = read_fixed(fixed, size=cluster.size, global_batch=global_batch, graph=first, precision=precision)
+    setting = Setting(cluster, global_batch, optimizer_states, menu(decided.codec, codec_work, cluster))
     candidates = price_all(programs, setting, decided, max_stages=len(first.cuts) + 1)
     memory = cluster.device.memory_bytes
     best = choose(candidates, memory)
@@ -107,6 +110,7 @@ def search(
         global_batch=global_batch,
         cuts=best.cuts,
         precision=precision,
+        codec=best.codec,
         split=best.split,
         made_for=fingerprint(program.graph, cluster),
         cluster=cluster.describe(),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headway.collective.probe import measure_link
+from headway.collective.probe import measure_codecs, measure_link
 from headway.collective.world import DEADLINE, World
 from headway.cost.cache import load_table, machine_key, save_table
 from headway.cost.cluster import Cluster, Link
@@ -94,6 +94,8 @@ def _plan_here(
     if world.rank == 0:
         print(describe(identity, here.describe()), flush=True)
     graph_at = _recorder(model, loss, batch)
+    # On one host gradients stay exact, so nothing needs to be known.
+    work = measure_codecs(world) if here.hosts > 1 else None
 
     def times_of(graph: ModelGraph) -> Times:
         return measure_calls(graph, world.device.type, cache_path=cache, concurrent=identity.local_size)
@@ -102,7 +104,9 @@ def _plan_here(
     error: PlanError | None = None
     found: Plan | None = None
     try:
-        found = search(graph_at, times_of, here, global_batch=samples, optimizer_states=states, fixed=fixed)
+        found = search(
+            graph_at, times_of, here, global_batch=samples, optimizer_states=states, fixed=fixed, codec_work=work
+        )
     except PlanError as caught:
         error = caught
     told = world.broadcast_object((found, error))
@@ -118,21 +122,31 @@ def _plan_here(
 def _this_machine(identity: Identity, world: World, cache: Path) -> Cluster:
     """Describe what this job runs on: memory each, rates, and the link between its processes, measured once."""
     rates = measure_rates(world.device.type, cache_path=cache, concurrent=identity.local_size)
-    link = None
-    if world.size > 1:
-        hosts = "one host" if identity.local_size == world.size else f"{world.size // identity.local_size} hosts"
-        name = f"link:{world.size} processes on {hosts}, {world.device.type}"
-        machine = machine_key(torch.__version__, world.device.type, torch.get_num_threads(), identity.local_size)
+    # A group that the script made itself tells nothing of hosts: it is taken to be on this one.
+    local = identity.local_size if identity.size == world.size else world.size
+    link = between = None
+    if local > 1:
+        name = f"link:{local} processes on one host, {world.device.type}"
+        machine = machine_key(torch.__version__, world.device.type, torch.get_num_threads(), local)
         known = world.broadcast_object(load_table(cache, machine).get(name))
         if known is None:
-            known = world.broadcast_object(measure_link(world, range(world.size)))
+            known = world.broadcast_object(measure_link(world, range(local)))
             if world.rank == 0:
                 save_table(cache, machine, {name: known})
         link = Link(*known)
+    if world.size > local:
+        # The network is not this machine's own, so it is measured each time: the first ranks of each host in a row.
+        between = Link(*measure_link(world, range(0, world.size, local)))
+    even = world.size % local == 0
+    if not even:
+        link = between  # no cluster has hosts of different sizes: as one host, at the network's speed
     memory = identity.device_memory
     if world.device.type == "cuda":
         memory = torch.cuda.get_device_properties(world.device).total_memory
-    return Cluster.here(world.size, memory, link=link, flops=rates.flops, bandwidth=rates.bandwidth)
+    return Cluster.here(
+        world.size, memory, num_hosts=world.size // local if even else 1, link=link or between, link_between=between,
+        flops=rates.flops, bandwidth=rates.bandwidth,
+    )  # fmt: skip
 
 
 def _recorder(model: nn.Module, loss: Loss, batch: Any) -> Callable[[int], ModelGraph]:
