@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "headway"
 PORT = 29500  # every host's ports are its own
@@ -129,16 +127,6 @@ def make_hosts(count: int, rate: str = "1gbit") -> Iterator[Hosts]:
         yield hosts
     finally:
         _remove([*names, switch])
-
-
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[Hosts]:
-    """Two hosts with a link of 1 Gbit/s; tests that ask for it are skipped where it cannot be."""
-    why = missing()
-    if why is not None:
-        pytest.skip(why)
-    with make_hosts(2) as hosts:
-        yield hosts
 
 
 def _existing() -> list[str]:
