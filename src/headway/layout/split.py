@@ -57,7 +57,6 @@ class Split:
     guarded: tuple[Position, ...] = ()  # module calls that are followed call by call
     random: bool = False  # some call draws random numbers
     reads: bool = False  # some call reads a value that depends on parameters
-    entry: Position = ()  # where the loss function calls the model
     asked: tuple[str, ...] = ()  # functions whose result's shape only the stage that computes them can tell
     landmarks: tuple[tuple[Position, tuple[str, ...]], ...] = ()  # for frames that matter: the paths called, in order
     reading: tuple[str, ...] = ()  # kinds of modules that read values: where one does, others may on another batch
@@ -94,7 +93,6 @@ class Split:
             "guarded": [position_text(p) for p in self.guarded],
             "random": self.random,
             "reads": self.reads,
-            "entry": position_text(self.entry),
             "asked": list(self.asked),
             "reading": list(self.reading),
             "landmarks": [{"frame": position_text(p), "calls": list(paths)} for p, paths in self.landmarks],
@@ -156,7 +154,7 @@ class Split:
         guarded = tuple(parse_position(p) for p in table["guarded"])
         landmarks = tuple((parse_position(row["frame"]), tuple(row["calls"])) for row in table.get("landmarks", ()))
         return Split(
-            parts, tuple(table["state"]), guarded, table["random"], table["reads"], parse_position(table["entry"]),
+            parts, tuple(table["state"]), guarded, table["random"], table["reads"],
             tuple(table.get("asked", ())), landmarks, tuple(table.get("reading", ())),
         )  # fmt: skip
 
@@ -201,7 +199,6 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         guarded=guarded,
         random=graph.random,
         reads=any(call.reads_value for call in graph.calls) or (graph.random and graph.branches),
-        entry=next((m.position for m in graph.modules if m.path == "" and len(m.position) == 2), ()),
         asked=graph.asked,
         landmarks=_landmarks(graph, parts, guarded, unseen),
         reading=tuple(sorted({m.kind for m in graph.modules if m.position in reading})),

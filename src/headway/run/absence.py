@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,9 +46,13 @@ class Absence:
         self.alive += (tensor, storage)
 
     def result(
-        self, position: Position, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], path: str
-    ) -> Any:
-        """Give a call's result without its content; what was found once for the same shapes is used again."""
+        self, position: Position, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], path: str,
+        around: AbstractContextManager[Any] | None,
+    ) -> Any:  # fmt: skip
+        """Give a call's result without its content; what was found once for the same shapes is used again.
+
+        `around` surrounds the call alone, not what is asked about tensors here.
+        """
         wants = torch.is_grad_enabled() and any(t.requires_grad or hasattr(t, WANTS_GRADIENT) for t in tensors)
         if short_name(func) == "requires_grad_":
             return mark(args[0])
@@ -68,7 +73,7 @@ class Absence:
 
         versions, lengths = [version_of(t) for t in tensors], [t.shape for t in tensors]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), around or nullcontext():
                 result = call_on_meta(func, args, kwargs, twin, self.hides)
         except Exception as error:
             return self._without_rule(func, args, error, path)

@@ -158,7 +158,7 @@ class Step:
         present = [done.result.sends.get(c.key) for c in crossings]
         note = b""
         missing = [i for i, tensor in enumerate(present) if tensor is None]
-        if missing or self.wires.split.reads:
+        if missing or done.result.answers:
             note = pickle.dumps((missing, dict(done.result.answers)))
         self.wires.channel(action).send(action.micro, [t.detach() for t in present if t is not None], note)
         if not torch.is_grad_enabled():

@@ -12,36 +12,39 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from headway.collective.world import Group, World
 from headway.errors import RankError
-from headway.graph.model import Position
 from headway.planner.fingerprint import leaf_text
 from headway.planner.plan import Plan
-from headway.run.microbatch import batch_leaves, join, num_samples
+from headway.run.microbatch import Shared, batch_leaves, join, num_samples
 
 
 @dataclass(frozen=True)
 class Program:
-    """How to get at the model's outputs: a function to call, and how many events come before the model's call."""
+    """How to get at the model's outputs: a function that calls the model."""
 
     call: Callable[[nn.Module, Any], Any]
-    events: int
 
 
-def program_for(batch: Any, plan: Plan, loss: Callable[[nn.Module, Any], Any], entry: Position) -> Program:
+def program_for(batch: Any, plan: Plan, loss: Callable[[nn.Module, Any], Any]) -> Program:
     """Choose how to call the model on `batch`.
 
     A batch with the leaves that were planned goes to the loss function, which calls the model; any other holds the
     model's own inputs.
     """
     samples = num_samples(batch)
+    tensors = [leaf.tensor if isinstance(leaf, Shared) else leaf for leaf in batch_leaves(batch).values()]
     texts = [
-        leaf_text(str(leaf.dtype).removeprefix("torch."), leaf.shape, samples).split(" ")[0] + f" {leaf.dim()}"
-        for leaf in batch_leaves(batch).values()
+        leaf_text(str(leaf.dtype).removeprefix("torch."), leaf.shape, samples)
+        for leaf in tensors
         if isinstance(leaf, torch.Tensor)
     ]
-    planned = [f"{text.split(' ')[0]} {text.count(',') + 1}" for text in (plan.made_for.batch if plan.made_for else ())]
-    if texts == planned:
-        return Program(loss, 0)
-    return Program(_call_directly, entry[0] if entry else 0)
+    planned = plan.made_for.batch if plan.made_for else ()
+    return Program(loss if [_kind(t) for t in texts] == [_kind(t) for t in planned] else _call_directly)
+
+
+def _kind(leaf: str) -> tuple[str, int]:
+    """Give dtype and number of dims of a leaf written as "int64 [*, 128]"."""
+    dtype, _, shape = leaf.partition(" ")
+    return dtype, 0 if shape == "[]" else shape.count(",") + 1
 
 
 def _call_directly(model: nn.Module, batch: Any) -> Any:

@@ -183,7 +183,7 @@ class ParallelModel(nn.Module):
         a tuple of positional or a dict of keyword arguments. Rows come back for the whole global batch, in order.
         """
         part, share = self._sharing.recognise(batch)
-        program = program_for(batch, self.plan, self._stages[self._stage].loss, self.split.entry)
+        program = program_for(batch, self.plan, self._stages[self._stage].loss)
         with torch.no_grad(), self._evaluating():
             step = self._begin(part, share, scale=1.0, chances=None, program=program)
             self._run(step, train=False)

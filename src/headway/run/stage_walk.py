@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -219,8 +220,8 @@ class StageWalk(Walk):
             with Inside(self._refuse_absent, lambda t: False, bare_twin, self.stage.device):
                 return self.on_call(position, func, args, kwargs)
         if any(map(self.absence.hides, tensors_of((args, kwargs), []))):
-            with Inside(_ignore, self.absence.hides, bare_twin, self.stage.device):
-                return self._call_before(position, func, args, kwargs)
+            around = Inside(_ignore, self.absence.hides, bare_twin, self.stage.device)
+            return self._call_before(position, func, args, kwargs, around)
         found: list[torch.Tensor] = []
 
         def absent(tensor: torch.Tensor) -> bool:
@@ -239,7 +240,10 @@ class StageWalk(Walk):
                 f"inside a function in {self.module_path or 'the loss function'}",
             )
 
-    def _call_before(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_before(
+        self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+        around: AbstractContextManager[Any] | None = None,
+    ) -> Any:  # fmt: skip
         tensors = tensors_of((args, kwargs), [])
         incoming = self.incoming.get(position)
         if incoming and next(iter(incoming.values())).function != function_name(func):
@@ -252,7 +256,7 @@ class StageWalk(Walk):
         if told or is_shape_read(func, args, kwargs):
             result = absent_of(self._answer(position, func))
         else:
-            result = self.absence.result(position, func, args, kwargs, tensors, self.module_path)
+            result = self.absence.result(position, func, args, kwargs, tensors, self.module_path, around)
         if not incoming:
             return result
         numbers = iter(range(1 << 30))
