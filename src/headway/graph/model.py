@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -126,6 +127,11 @@ class ParameterInfo:
     is_buffer: bool
     aliases: tuple[str, ...] = ()  # other names of the same tensor (tied weights)
 
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
 
 @dataclass(frozen=True)
 class ModelGraph:
@@ -173,16 +179,15 @@ class ModelGraph:
     @property
     def num_parameters(self) -> int:
         """Number of parameter elements, tied ones once."""
-        total = 0
-        for info in self.parameters:
-            if not info.is_buffer:
-                size = 1
-                for length in info.shape:
-                    size *= length
-                total += size
-        return total
+        return sum(info.elements for info in self.parameters if not info.is_buffer)
 
     @property
     def random(self) -> bool:
         """Whether any call draws random numbers."""
         return self.draws_on_host or any(call.random for call in self.calls)
+
+    def __str__(self) -> str:
+        """What was recorded, in a dozen or two lines."""
+        from headway.graph.picture import draw  # the picture is of this class
+
+        return draw(self)
