@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from headway.cost.cache import load_table, machine_key, save_table
-from headway.cost.measure import measure_calls, measure_rates, resolve
+from headway.cost.measure import _seconds, measure_calls, measure_rates, resolve
 from headway.graph.record import record
 
 
@@ -155,3 +155,14 @@ def test_functions_are_found_by_name() -> None:
 def test_key_names_what_seconds_depend_on() -> None:
     keys = {machine_key(v, d, t, c) for v in ("2.13", "2.14") for d in ("cpu", "cuda") for t in (1, 2) for c in (1, 2)}
     assert len(keys) == 16
+
+
+def test_what_is_done_before_a_run_is_not_counted() -> None:
+    done: list[str] = []
+
+    def prepare() -> None:
+        done.append("before")
+        time.sleep(0.02)
+
+    assert _seconds(lambda: done.append("run"), "cpu", prepare) < 0.01
+    assert done[:2] == ["before", "run"] and done.count("before") == done.count("run")

@@ -24,6 +24,9 @@ BUDGET = 2.0
 
 LEAST_REPEATS, MOST_REPEATS, REPEAT_SECONDS = 3, 9, 0.02
 
+CHILLED_BYTES, EVICTED_BYTES, CHILLED_REPEATS = 1 << 18, 16 << 20, 5
+"""Calls that move this much are timed with their weights out of the cache: as many bytes are written before each."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -187,7 +190,8 @@ def _replay(graph: ModelGraph, call: Call, device: str) -> tuple[float, float] |
 
     try:
         args, kwargs = _map(call.arguments, tensor)
-        forward = _seconds(lambda: function(*args, **kwargs), device)
+        activations = [x for leaf, x in made.items() if isinstance(leaf, Ref)]
+        forward = _seconds(lambda: function(*args, **kwargs), device, _chill(call, device, activations))
         if not has_backward(graph, call):
             return forward, 0.0
         outputs = [out for out in _tensors(function(*args, **kwargs)) if out.requires_grad]
@@ -195,17 +199,13 @@ def _replay(graph: ModelGraph, call: Call, device: str) -> tuple[float, float] |
         if not outputs or not inputs:
             return forward, 0.0
         ones = [torch.ones_like(out) for out in outputs]
-        weights = [x for leaf, x in made.items() if isinstance(leaf, Weight) and x.requires_grad]
-        for weight in weights:
-            weight.grad = torch.zeros_like(weight)  # a weight's gradient is added to what earlier micro-batches left
-        others = [x for leaf, x in made.items() if isinstance(leaf, Ref)]
 
         def backward() -> None:
-            for other in others:
-                other.grad = None
+            for x in inputs:  # adding up over micro-batches has a price of its own (cost.model.accumulate_seconds)
+                x.grad = None
             torch.autograd.backward(outputs, ones, retain_graph=True, inputs=inputs)
 
-        return forward, _seconds(backward, device)
+        return forward, _seconds(backward, device, _chill(call, device, ones))
     except Exception:  # whatever a call does not like about its random inputs, or memory: its time is estimated
         return None
 
@@ -231,18 +231,42 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [t for item in result for t in _tensors(item)] if isinstance(result, tuple | list) else []
 
 
-def _seconds(action: Callable[[], Any], device: str) -> float:
-    """Return the median seconds of a few runs after one to warm up, less what asking for the time takes."""
+def _chill(call: Call, device: str, fresh: list[torch.Tensor]) -> Callable[[], None] | None:
+    """Give what makes a processor's caches as they are in the program: weights and saved tensors gone, `fresh` there.
+
+    Alone, over and over, a call would find its weights in the cache, which they leave between two micro-batches of a
+    model that is larger. Small calls are left alone: they are bound by their launch.
+    """
+    if device != "cpu" or call.bytes < CHILLED_BYTES:
+        return None
+    other = torch.zeros(EVICTED_BYTES // 4)
+
+    def chill() -> None:
+        other.add_(1.0)
+        for tensor in fresh:
+            tensor.sum()
+
+    return chill
+
+
+def _seconds(action: Callable[[], Any], device: str, before: Callable[[], None] | None = None) -> float:
+    """Return the median seconds of a few runs after one to warm up, less what asking for the time takes.
+
+    `before` is done ahead of each run, outside the time.
+    """
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
 
     def once() -> float:
+        if before is not None:
+            before()
         begin = time.perf_counter()
         action()
         wait()
         return time.perf_counter() - begin
 
     warm = once()
-    repeats = min(MOST_REPEATS, max(LEAST_REPEATS, int(REPEAT_SECONDS / max(warm, 1e-9))))
+    most = MOST_REPEATS if before is None else CHILLED_REPEATS
+    repeats = min(most, max(LEAST_REPEATS, int(REPEAT_SECONDS / max(warm, 1e-9))))
     begin = time.perf_counter()
     asking = time.perf_counter() - begin
     return max(statistics.median(once() for _ in range(repeats)) - asking, 0.0)
