@@ -1,4 +1,4 @@
-"""The command line: plan, run, show, doctor, checkpoint. Nothing here imports torch until a verb needs it."""
+"""The command line: plan, check, run, show, doctor, checkpoint. Nothing here imports torch until a verb needs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 # What stands after the script belongs to the script, options too.
 _SCRIPT = MappingProxyType({"ignore_unknown_options": True, "allow_interspersed_args": False})
 
-# `headway plan` takes its own few options on either side of the script; the rest, and all after "--", is the script's.
+# `plan` and `check` take their own few options on either side of the script; the rest, and all after "--", is its own.
 _EITHER_SIDE = MappingProxyType({"ignore_unknown_options": True, "allow_interspersed_args": True})
 
 
@@ -78,6 +78,25 @@ def plan(
     if save is not None:  # headway.plan has written it, as the request asks
         click.echo(f"saved    {save}")
     return 0
+
+
+@headway.command(context_settings=dict(_EITHER_SIDE), short_help="Say whether a script's model can be split.")
+@click.option("--samples", type=click.IntRange(1), metavar="N", help="Samples to record the program for; 3 by default.")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def check(samples: int | None, script: Path, arguments: tuple[str, ...]) -> int:
+    """Print what SCRIPT's program consists of, and what stands in the way of dividing it, with file and line.
+
+    The script runs up to its call of headway.plan; nothing is trained and no process started. Arguments that are not
+    options of this command are the script's own, and all that stands after "--". Exits with 0 when the model can be
+    split, with 1 when not.
+    """
+    from headway.launch.identity import PlanRequest
+    from headway.launch.plan_only import plan_of_script
+
+    checked = plan_of_script(script, arguments, PlanRequest(check=True, samples=samples))
+    click.echo(str(checked))
+    return 0 if checked.can_be_split else 1
 
 
 @headway.command(short_help="Show a run or a plan as text.")

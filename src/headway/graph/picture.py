@@ -40,12 +40,14 @@ class Part:
         return max(self.parameters, self.flops)
 
     @property
+    def shares(self) -> str:
+        """Write "60% of parameters, 80% of FLOPs"."""
+        return f"{self.parameters:.0%} of parameters, {self.flops:.0%} of FLOPs"
+
+    @property
     def line(self) -> str:
-        """Write "lstm, 1 call (train.py:12): 60 % of parameters, 80 % of FLOPs"."""
-        return (
-            f"{self.name}, {plural(self.last - self.first, 'call')} ({self.where}): "
-            f"{self.parameters:.0%} of parameters, {self.flops:.0%} of FLOPs"
-        )
+        """Write "lstm (LSTM), 1 call: 60% of parameters, 80% of FLOPs"."""
+        return f"{self.name}, {plural(self.last - self.first, 'call')}: {self.shares}"
 
 
 def draw(graph: ModelGraph) -> str:
@@ -141,15 +143,15 @@ def by_micro_batch(graph: ModelGraph) -> list[Call]:
 
 def changing_buffers(graph: ModelGraph) -> list[str]:
     """Name the buffers that the program changes, by the line that does; first a line about all of them."""
-    groups = by_place(call for call in graph.calls if call.written_buffers)
-    names = list(dict.fromkeys(name for calls in groups.values() for call in calls for name in call.written_buffers))
+    groups: dict[str, dict[str, None]] = {}
+    for call in graph.calls:
+        if call.written_buffers:
+            groups.setdefault(call.where, {}).update(dict.fromkeys(call.written_buffers))
+    names = list(dict.fromkeys(name for here in groups.values() for name in here))
     if not names:
         return []
     lines = [f"{plural(len(names), 'buffer')} changed: {few(names, 2)}"]
-    for (where, function), calls in groups.items():
-        here = list(dict.fromkeys(name for call in calls for name in call.written_buffers))
-        lines.append(f"{where}  {function} changes {few(here, 2)}")
-    return lines
+    return lines + [f"{where}  changes {few(list(here), 2)}" for where, here in groups.items()]
 
 
 def short(call: Call) -> str:

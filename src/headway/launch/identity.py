@@ -23,23 +23,26 @@ LISTENING_SOCKET = "HEADWAY_LISTENING_SOCKET"
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What `headway plan` asks of the script's call of headway.plan."""
+    """What `headway plan` or `headway check` asks of the script's call of headway.plan."""
 
     cluster: str | None = None
     fixed: Mapping[str, object] = field(default_factory=dict)
     save: Path | None = None
+    check: bool = False  # record the program and plan nothing
+    samples: int | None = None  # to record it for
 
     def to_json(self) -> str:
         """Write the request as the text of one environment variable."""
         save = None if self.save is None else str(self.save)
-        return json.dumps({"cluster": self.cluster, "fixed": dict(self.fixed), "save": save})
+        return json.dumps({**vars(self), "fixed": dict(self.fixed), "save": save})
 
     @staticmethod
     def from_json(text: str) -> PlanRequest:
         """Read what `to_json` wrote."""
         raw = json.loads(text)
         save = None if raw["save"] is None else Path(raw["save"])
-        return PlanRequest(raw["cluster"], {name: _frozen(value) for name, value in raw["fixed"].items()}, save)
+        fixed = {name: _frozen(value) for name, value in raw["fixed"].items()}
+        return PlanRequest(raw["cluster"], fixed, save, raw["check"], raw["samples"])
 
 
 @dataclass(frozen=True)

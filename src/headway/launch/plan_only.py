@@ -1,4 +1,4 @@
-"""`headway plan`: runs the script in this process up to its call of headway.plan, which hands the plan back here."""
+"""`headway plan` and `check`: run the script here up to its call of headway.plan, which hands back what it made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def plan_of_script(script: Path, arguments: Sequence[str], request: PlanRequest)
     Raises HeadwayError when the script does not exist, fails before, or comes to its end without planning.
     """
     if not script.is_file():
-        raise HeadwayError("the script cannot be run: no such file", place=str(script), remedy="headway plan train.py")
+        remedy = f"headway {'check' if request.check else 'plan'} train.py"
+        raise HeadwayError("the script cannot be run: no such file", place=str(script), remedy=remedy)
     argv, path = sys.argv, list(sys.path)
     before = os.environ.get(PLAN_REQUEST)
     sys.argv = [str(script), *arguments]

@@ -15,7 +15,7 @@ from headway.cost.cache import load_table, machine_key, save_table
 from headway.cost.cluster import Cluster, Link
 from headway.cost.measure import measure_calls, measure_rates
 from headway.cost.model import Times, estimate_times
-from headway.errors import PlanError
+from headway.errors import BatchError, PlanError, SplitError
 from headway.graph.model import ModelGraph
 from headway.graph.record import record_run
 from headway.journal import Journal
@@ -25,10 +25,14 @@ from headway.planner import advise as rules
 from headway.planner.advise import Advice
 from headway.planner.plan import Plan
 from headway.planner.search import search
-from headway.run.microbatch import Mean, cut, num_samples, read_loss
+from headway.report.check import Checked, leaf_text
+from headway.run.microbatch import Mean, batch_leaves, cut, num_samples, read_loss
 from headway.run.verify import verify_split
 
 Loss = Callable[[nn.Module, Any], Any]
+
+CHECK_SAMPLES = 3
+"""Samples that `headway check` records for: few, and no size that a dim of a model is likely to have by chance."""
 
 
 def plan(
@@ -53,6 +57,8 @@ def plan(
     """
     identity = identify()
     request = identity.plan_only
+    if request is not None and request.check:
+        raise PlanDone(_checked(model, loss, batch, request.samples or CHECK_SAMPLES))
     if request is not None:
         cluster = request.cluster or cluster
         fixed = {**(fixed or {}), **request.fixed}
@@ -82,6 +88,15 @@ def advise(model: nn.Module, loss: Loss, batch: Any, plan: Plan) -> list[Advice]
     graph = _recorder(model, loss, batch)(min(plan.micro_batch, num_samples(batch)))
     machine = plan.made_for.cluster if plan.made_for else f"{plan.size}xcpu"
     return rules.advise(graph, plan, Cluster(f"{machine}:{plan.device_memory}B" if plan.device_memory else machine))
+
+
+def _checked(model: nn.Module, loss: Loss, batch: Any, samples: int) -> Checked:
+    """Record the program for `headway check`, or keep why that is refused."""
+    leaves = tuple(leaf_text(place, leaf) for place, leaf in batch_leaves(batch).items())
+    try:
+        return Checked(leaves, _recorder(model, loss, batch)(min(samples, num_samples(batch))))
+    except (BatchError, SplitError) as refusal:
+        return Checked(leaves, None, refusal)
 
 
 def _plan_here(
