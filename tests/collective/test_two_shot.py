@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from headway.collective.codec import CODECS, Codec
-from headway.collective.two_shot import TwoShot, by_collectives, part_of
+from headway.collective.two_shot import DEPTH, ROUND_VALUES, TwoShot, by_collectives, part_of
 from headway.collective.world import PeerError, World
+from headway.planner.wire import ROUND_BYTES, ROUNDS
 from tests.several.ranks import on_ranks, outcomes_on_ranks
 
 SIZES = (1, 3, 511, 512, 1537, 5000, 20_001)
@@ -140,6 +141,10 @@ def test_pieces_are_whole_blocks_and_cover_everything() -> None:
             taken = [part.numel() for part in parts if part.numel()]
             assert all(count % 512 == 0 for count in taken[:-1])
             assert max(part.numel() for part in parts) <= -(-size // ranks) + 511
+
+
+def test_the_planner_knows_what_messages_take() -> None:
+    assert (ROUND_BYTES, ROUNDS) == (4 * ROUND_VALUES, 2 * DEPTH + 2)
 
 
 def test_what_a_codec_does_not_take_is_refused() -> None:

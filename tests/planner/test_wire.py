@@ -90,6 +90,8 @@ def test_the_plan_keeps_the_codec_and_expects_less(tmp_path: Path) -> None:
     assert (exact.codec, half.codec, eight.codec) == ("fp32", "fp16", "int8")
     assert exact.seconds > half.seconds > eight.seconds  # type: ignore[operator]
     assert two_copies(None).codec == "fp16"
+    # Eight rounds of 4 MiB as half precision: half a round to the other, from it, its sum and mine.
+    assert half.memory[0] - exact.memory[0] == 8 * 4 * (1 << 20)
     assert any("cross as int8" in reason for reason in eight.reasons) and "int8" in str(eight)
     eight.save(tmp_path / "plan.toml")
     assert Plan.load(tmp_path / "plan.toml") == eight

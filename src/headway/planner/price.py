@@ -176,7 +176,10 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     groups = choice.mesh.groups("data")
     apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in groups)
     wire, why = pick(setting.wires, reductions, apart)
-    final = [replace(s, reduce=reduction.seconds(wire)) for s, reduction in zip(stages, reductions, strict=True)]
+    final = [
+        replace(s, reduce=r.seconds(wire), static_bytes=s.static_bytes + r.buffer_bytes(wire))
+        for s, r in zip(stages, reductions, strict=True)
+    ]
     return replace(priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why)
 
 

@@ -35,6 +35,13 @@ class Wire:
     work: float = 0.0
 
 
+ROUND_BYTES = 4 << 20
+"""Float32 bytes that cross in one round of a sum with a codec."""
+
+ROUNDS = 8
+"""Rounds for which a rank keeps messages."""
+
+
 EXACT = Wire("fp32", 1.0)
 
 
@@ -59,6 +66,13 @@ class Reduction:
         size = round(self.coded_bytes * wire.part) + self.other_bytes
         work = wire.work * self.coded_bytes if self.copies > 1 else 0.0
         return exposed_reduce_seconds(size, self.copies, self.link, self.backward) + work + self.tied
+
+    def buffer_bytes(self, wire: Wire) -> int:
+        """Return the bytes of messages that a rank keeps: pieces to and from each other rank, its sum, their sums."""
+        if self.copies < 2 or wire.codec == "fp32" or not self.coded_bytes:
+            return 0
+        messages = (3 * (self.copies - 1) + 1) / self.copies
+        return round(ROUNDS * messages * min(ROUND_BYTES, self.coded_bytes) * wire.part)
 
 
 def menu(asked: str | None, work: Mapping[str, float] | None, cluster: Cluster) -> tuple[Wire, ...]:
