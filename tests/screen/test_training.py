@@ -85,7 +85,8 @@ def test_a_plan_for_another_machine_starts_no_process_and_sees_its_memory(tmp_pa
 def test_too_little_memory_for_copies_trains_on_a_split_model(tmp_path: Path) -> None:
     # AdamW keeps four times the parameters, 48 MiB, beside some 35 MiB for the runtime
     options = ("--layers", "4", "--width", "256", *SMALL[4:])
-    screen = headway(tmp_path, "run", "-n", "2", "--device-memory", "80MiB", GPT, *options, "--steps", "4", deadline=110)
+    limit = ("--device-memory", "80MiB")
+    screen = headway(tmp_path, "run", "-n", "2", *limit, GPT, *options, "--steps", "4", deadline=110)
     assert screen.code == 0, screen.out + screen.err
     assert "a whole model does not fit" in screen.out
     assert "2 stages" in screen.out

@@ -101,7 +101,7 @@ def check_other_batches(world: World, data: int, stages: int) -> None:
         model.zero_grad()
         value = model.forward_backward(model.share(batch))
 
-        def todo(plain: Net, batch: Any = batch) -> None:
+        def todo(plain: Net, batch: Any = batch, value: torch.Tensor = value) -> None:
             result, metrics = loss(plain, whole(batch))
             result.backward()
             assert float(value) == pytest.approx(float(result.detach()), abs=1e-12)
@@ -242,4 +242,3 @@ def test_an_error_in_the_users_code_says_where_it_happened() -> None:
     assert "a sample that is not liked" in outcomes[1].trace
     assert "stage 1 of 2" in outcomes[1].trace and "micro-batch 2" in outcomes[1].trace
     assert isinstance(outcomes[0].error, headway.RankError) and outcomes[0].seconds < 20
-

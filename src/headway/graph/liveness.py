@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from headway.graph.model import Call, Cut, ModuleCall, Position, Ref, Value, position_text
+from headway.graph.model import Call, Cut, ModuleCall, Position, Ref, Value, Weight, position_text
 
 
 def last_uses(calls: Sequence[Call], values: Sequence[Value], results: Sequence[int]) -> list[int]:
@@ -136,10 +136,14 @@ def _differentiated(calls: Sequence[Call]) -> dict[int, str]:
             continue
         args, kwargs = call.arguments
         given = args[1] if len(args) > 1 else kwargs.get("inputs")
-        sources = {
-            ref.value for ref in (given if isinstance(given, tuple | list) else (given,)) if isinstance(ref, Ref)
-        }
-        users = (c.index for c in calls[: call.index] if c.derived and not sources.isdisjoint(c.inputs))
+        leaves = given if isinstance(given, tuple | list) else (given,)
+        sources = {leaf.value for leaf in leaves if isinstance(leaf, Ref)}
+        weights = {leaf.name for leaf in leaves if isinstance(leaf, Weight)}
+        users = (
+            c.index
+            for c in calls[: call.index]
+            if c.derived and not (sources.isdisjoint(c.inputs) and weights.isdisjoint(c.parameters))
+        )
         for index in range(next(users, call.index) + 1, call.index + 1):
             found[index] = "torch.autograd.grad goes back over these calls, so they stay on one stage"
     return found
