@@ -282,7 +282,8 @@ class Reducer:
             slot.parameter.grad = earlier
             return
         if scale != 1.0 and slot.view is None:
-            if not _alone_in_memory(grad):
+            # What was reduced was alone from then on; gloo's threads may still hold it for a moment.
+            if not self._buckets and not _alone_in_memory(grad):
                 grad = slot.parameter.grad = grad.clone()
             grad.detach().mul_(scale)
         if earlier is None:
