@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ class Meter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return Meter(device, 0)
+        _give_back()
         held = psutil.Process().memory_info().rss
         _forget_peak()
         return Meter(device, max(held - already, 0))
@@ -32,6 +34,14 @@ class Meter:
             return int(torch.cuda.max_memory_allocated(self.device))
         peak = _peak_resident()
         return None if peak is None else max(peak - self.baseline, 0)
+
+
+def _give_back() -> None:
+    """Have the C library return what is free to the system (malloc_trim): what planning used must not count as held."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # not glibc
 
 
 def _forget_peak() -> None:
