@@ -26,10 +26,11 @@ def test_the_peak_is_what_was_held_at_most_since_the_start() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc_trim is glibc's")
 def test_what_was_freed_before_the_start_does_not_hide_what_comes_after() -> None:
-    small = [torch.ones(8 * 1024, dtype=torch.uint8) for _ in range(6000)]  # kept by the C library when freed
+    small = [torch.ones(8 * 1024, dtype=torch.uint8) for _ in range(6000)]
+    pin = small[-1]  # the heap cannot shrink below it, so the C library keeps what is freed
     del small
     meter = Meter.start(torch.device("cpu"), already=0)
     again = [torch.ones(8 * 1024, dtype=torch.uint8) for _ in range(6000)]
     peak = meter.peak()
     assert peak is not None and peak > 30 * MIB
-    del again
+    del again, pin
