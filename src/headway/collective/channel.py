@@ -161,7 +161,7 @@ class Channel:
         self.target_rank = target_rank
         self.tag_base = tag_base
         self.name = f"channel {source_rank}->{target_rank}"
-        self._group = world.everyone.handle
+        self._group = world.everyone
         self._peer = target_rank if world.rank == source_rank else source_rank
         self._sends = _Sends(world.deadline, self.name)
         # Receiving end. Headers arrive in the order of the sends, whatever micro-batch they are of.
@@ -317,10 +317,10 @@ class Channel:
         return (self.tag_base << MICRO_BITS | micro % (1 << MICRO_BITS)) << KIND_BITS | kind
 
     def _post_send(self, tensor: torch.Tensor, micro: int, kind: int, part: str) -> Pending:
-        return self._start(self._group.send, tensor, micro, kind, f"rank {self._peer} to take the {part}")
+        return self._start(self._group.handle.send, tensor, micro, kind, f"rank {self._peer} to take the {part}")
 
     def _post_receive(self, tensor: torch.Tensor, micro: int, kind: int, part: str) -> Pending:
-        return self._start(self._group.recv, tensor, micro, kind, f"the {part}")
+        return self._start(self._group.handle.recv, tensor, micro, kind, f"the {part}")
 
     def _start(self, call: Callable[..., Any], tensor: torch.Tensor, micro: int, kind: int, awaited: str) -> Pending:
         where = awaited if kind == HEADER_KIND else f"{awaited} of micro-batch {micro} on {self.name}"

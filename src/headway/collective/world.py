@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import pickle
 import time
@@ -182,26 +183,16 @@ class World:
         """
         device = pick_device(identity.local_rank) if device is None else device
         if dist.is_available() and dist.is_initialized():
-            return cls(
-                rank=dist.get_rank(),
-                size=dist.get_world_size(),
-                local_rank=identity.local_rank,
-                launcher=identity.launcher,
-                device=device,
-                deadline=deadline,
-            )
-        if identity.size > 1:
-            _join(identity, device, deadline)
+            rank, size, owns = dist.get_rank(), dist.get_world_size(), False
+        else:
+            rank, size, owns = identity.rank, identity.size, identity.size > 1
+            if owns:
+                _join(identity, device, deadline)
         world = cls(
-            rank=identity.rank,
-            size=identity.size,
-            local_rank=identity.local_rank,
-            launcher=identity.launcher,
-            device=device,
-            deadline=deadline,
-            owns_default_group=identity.size > 1,
-        )
-        # gloo's threads must be joined while Python still stands, or the process may abort on its way out
+            rank=rank, size=size, local_rank=identity.local_rank, launcher=identity.launcher, device=device,
+            deadline=deadline, owns_default_group=owns,
+        )  # fmt: skip
+        # gloo's threads let go of Python objects late: they must be joined while Python still stands, or it aborts
         atexit.register(world.close)
         return world
 
@@ -291,10 +282,13 @@ class World:
         self.start_all_reduce(torch.zeros(1, device=self.device), group, awaited="a barrier").wait()
 
     def close(self) -> None:
-        """Leave the others, if this World joined them. Messages under way are lost."""
+        """Let go of all groups, and leave the others if this World joined them. Messages under way are lost."""
+        for group in self._groups.values():
+            group.handle = None
         if self._owns_default_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_default_group = False
+        gc.collect()  # a group's threads are joined when nothing holds it any more
 
     def others(self, group: Group) -> tuple[int, ...]:
         """Return the ranks of the group other than this one."""

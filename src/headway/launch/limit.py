@@ -6,6 +6,7 @@ raises the RuntimeError that a full accelerator would raise. Linux only.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import resource
@@ -96,4 +97,5 @@ def _connect(identity: Identity) -> None:
         world_size=identity.size,
         timeout=datetime.timedelta(seconds=identity.deadline or 300.0),
     )
+    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     dist.all_reduce(torch.zeros(1))
