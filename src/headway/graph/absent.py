@@ -19,11 +19,6 @@ LOWERED = frozenset(
 """Functions that autocast computes in its lower precision."""
 
 
-def is_absent(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor has a shape but no values."""
-    return tensor.is_meta
-
-
 def answer_fact(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
     """Answer a question about a tensor; an absent one says that it lives on `device`."""
     if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
