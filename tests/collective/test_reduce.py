@@ -302,6 +302,48 @@ def test_parameters_of_earlier_micro_batches() -> None:
     on_ranks(2, two_backwards)
 
 
+def in_parts(world: World) -> dict[str, list[dict[str, torch.Tensor | None]]]:
+    return {mode: in_parts_in(world, mode) for mode in MODES}
+
+
+def in_parts_in(world: World, mode: str) -> list[dict[str, torch.Tensor | None]]:
+    """Reduce two networks by one reducer, the second first, its biases complete before its last backward."""
+    torch.manual_seed(2)
+    model = nn.ModuleList([nn.Linear(4, 300), nn.Linear(4, 300)]).double()
+    names = [[name for name, _ in model.named_parameters() if name.startswith(str(part))] for part in range(2)]
+    group = world.group(range(world.size))
+    reducer = Reducer(world, group, dict(model.named_parameters()), direct_bytes=MODES[mode], bucket_bytes=4096)
+    found = []
+    for step in range(3):
+        model.zero_grad()
+        reducer.begin()
+        x = torch.full((2, 4), float(world.rank + step), dtype=torch.float64)
+        for part in (0, 1):
+            (model[part](x).sum() * (part + 1)).backward()
+        for part in (1, 0):
+            model[part].bias.requires_grad_(False)
+            reducer.arm(names[part])
+            (model[part](x).sum() * (part + 1)).backward()
+            model[part].bias.requires_grad_(True)
+            reducer.complete(names[part])
+        reducer.finish()
+        found.append(gradients(model))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_parts_are_reduced_when_each_is_complete(size: int) -> None:
+    for by_mode in on_ranks(size, in_parts):
+        for steps in by_mode.values():
+            for step, found in enumerate(steps):
+                total = sum(range(step, step + size))  # of x over the ranks
+                for part in (0, 1):
+                    weight, bias = found[f"{part}.weight"], found[f"{part}.bias"]
+                    assert weight is not None and bias is not None
+                    assert torch.equal(weight, torch.full_like(weight, 2 * 2 * total * (part + 1)))
+                    assert torch.equal(bias, torch.full_like(bias, 2 * size * (part + 1)))
+
+
 def tied(world: World) -> list[float | None]:
     """Ranks 0, 1 hold stage 0, ranks 2, 3 stage 1; `word` is on both stages, `rare` has a gradient on none."""
     data = [world.group([0, 1]), world.group([2, 3])]

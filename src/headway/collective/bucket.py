@@ -129,3 +129,19 @@ def _fill(pack: list[Slot], block: int, flags: int = 0, device: torch.device | N
         slot.view = torch.as_strided(flat, tuple(slot.parameter.shape), slot.stride, start)
         slot.bucket = bucket
     return bucket
+
+
+def flat(grad: torch.Tensor) -> torch.Tensor:
+    """Return a dense gradient as it lies in memory, [numel]."""
+    return torch.as_strided(grad.detach(), (grad.numel(),), (1,))
+
+
+def alone_in_memory(grad: torch.Tensor) -> bool:
+    """Tell whether nothing else sees this gradient's memory, so that it may be written.
+
+    Autograd gives a parameter the very memory of a gradient that flows on to others when it reached it through a view.
+    No public name counts the users of a storage; where the private one is missing the answer is no, and costs a copy.
+    """
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    # Two users: the gradient, and the storage object that this line makes.
+    return count is not None and count(grad.untyped_storage()._cdata) <= 2

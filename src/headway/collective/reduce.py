@@ -14,13 +14,13 @@ With a codec, gradients of float32 go the way of two_shot.py, by a thread beside
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import Parameter
 
-from headway.collective.bucket import MEBIBYTE, Bucket, Slot, make_buckets, make_slot
+from headway.collective.bucket import MEBIBYTE, Bucket, Slot, alone_in_memory, flat, make_buckets, make_slot
 from headway.collective.codec import CODECS
 from headway.collective.two_shot import TwoShot
 from headway.collective.world import Group, World
@@ -57,7 +57,7 @@ class Reducer:
         self._group = group
         self._bucket_bytes = bucket_bytes
         self._direct_bytes = direct_bytes
-        self._armed = False
+        self._armed: Container[str] = ()
         self._next = 0
         self._scale = 1.0
         self.unused: tuple[str, ...] = ()
@@ -68,6 +68,7 @@ class Reducer:
             if parameter.requires_grad and id(parameter) not in taken:
                 taken.add(id(parameter))
                 self._slots.append(make_slot(name, parameter, len(self._slots), shared.get(name)))
+        self._names = frozenset(slot.name for slot in self._slots)
         self._shared = sorted((slot for slot in self._slots if slot.shared is not None), key=lambda slot: slot.name)
         self._buckets: list[Bucket] = []
         self._order: list[int] | None = None  # in which gradients became ready, noted once
@@ -109,7 +110,7 @@ class Reducer:
         This step's gradients are multiplied by `scale` (and by that of `finish`); known here it costs nothing.
         """
         self._scale = scale
-        self._armed = False
+        self._armed = ()
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
@@ -124,13 +125,23 @@ class Reducer:
                 slot.earlier = grad.clone() if in_bucket else grad
                 slot.parameter.grad = None
 
-    def arm(self) -> None:
-        """Say that the next backward is the last of this step: gradients are reduced as they become ready."""
-        self._armed = True
+    def arm(self, names: Container[str] | None = None) -> None:
+        """Say that the next backward is the last of this step for these parameters, by default for all.
+
+        Their gradients are reduced as they become ready, in the order that all ranks agreed on.
+        """
+        self._armed = self._names if names is None else names
+
+    def complete(self, names: Container[str]) -> None:
+        """Say that the gradients of these parameters are complete, those too that came before `arm`; do not wait."""
+        self._armed = ()
+        for slot in self._slots:
+            if slot.bucket is not None and not slot.seen and slot.name in names and slot.parameter.grad is not None:
+                self._ready(slot, slot.parameter.grad)
 
     def launch(self) -> None:
         """Start reducing all that has not been started (also gradients that will stay absent), without waiting."""
-        self._armed = False
+        self._armed = ()
         for bucket in self._buckets[self._next :]:
             for slot in bucket.slots:
                 if not slot.seen and slot.parameter.grad is not None:
@@ -173,7 +184,7 @@ class Reducer:
 
     def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
-            if not self._armed:
+            if slot.name not in self._armed:
                 return
             assert parameter.grad is not None
             if slot.seen:
@@ -182,13 +193,17 @@ class Reducer:
                     place=f"the reduction over ranks {self._group.ranks}",
                     remedy="call backward once after arm(), or use checkpoint(..., use_reentrant=False)",
                 )
-            self._take(slot, parameter.grad)
-            if self._order is not None:
-                self._order.append(slot.number)
-            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-                self._start(self._buckets[self._next])
+            self._ready(slot, parameter.grad)
 
         return ready
+
+    def _ready(self, slot: Slot, grad: torch.Tensor) -> None:
+        """Take a complete gradient, and start what waited for it alone."""
+        self._take(slot, grad)
+        if self._order is not None:
+            self._order.append(slot.number)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._start(self._buckets[self._next])
 
     def _take(self, slot: Slot, grad: torch.Tensor) -> None:
         """Put a complete gradient where it will be reduced."""
@@ -206,7 +221,7 @@ class Reducer:
                 torch.mul(grad, self._scale, out=slot.view)
             slot.parameter.grad = slot.view
         else:
-            if grad.stride() != slot.stride or not _alone_in_memory(grad):
+            if grad.stride() != slot.stride or not alone_in_memory(grad):
                 grad = slot.parameter.grad = torch.empty_like(slot.parameter, requires_grad=False).copy_(grad)
             if self._scale != 1.0:
                 grad.mul_(self._scale)
@@ -227,7 +242,7 @@ class Reducer:
         if tensor is None:
             grad = bucket.slots[0].parameter.grad
             assert grad is not None
-            tensor = _flat(grad)
+            tensor = flat(grad)
         if bucket.flags is not None:
             bucket.flags.fill_(1.0)
             absent = [slot.number for slot in self._slots if not slot.seen]
@@ -283,14 +298,14 @@ class Reducer:
             return
         if scale != 1.0 and slot.view is None:
             # What was reduced was alone from then on; gloo's threads may still hold it for a moment.
-            if not self._buckets and not _alone_in_memory(grad):
+            if not self._buckets and not alone_in_memory(grad):
                 grad = slot.parameter.grad = grad.clone()
             grad.detach().mul_(scale)
         if earlier is None:
             return
         if slot.view is not None:
             grad.detach().add_(earlier)
-        elif earlier.requires_grad or grad.requires_grad or not _alone_in_memory(earlier):
+        elif earlier.requires_grad or grad.requires_grad or not alone_in_memory(earlier):
             slot.parameter.grad = earlier + grad
         else:
             slot.parameter.grad = earlier.add_(grad)
@@ -335,22 +350,6 @@ class Reducer:
 
 def _encodes(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.float32
-
-
-def _flat(grad: torch.Tensor) -> torch.Tensor:
-    """Return a dense gradient as it lies in memory, [numel]."""
-    return torch.as_strided(grad.detach(), (grad.numel(),), (1,))
-
-
-def _alone_in_memory(grad: torch.Tensor) -> bool:
-    """Tell whether nothing else sees this gradient's memory, so that it may be written.
-
-    Autograd gives a parameter the very memory of a gradient that flows on to others when it reached it through a view.
-    No public name counts the users of a storage; where the private one is missing the answer is no, and costs a copy.
-    """
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    # Two users: the gradient, and the storage object that this line makes.
-    return count is not None and count(grad.untyped_storage()._cdata) <= 2
 
 
 def _written(parameter: tuple[Any, ...] | None) -> str:
