@@ -66,7 +66,7 @@ def compare(world: Any, options: argparse.Namespace) -> None:
 
     import headway
     from headway.run.parallel import ParallelModel
-    from headway.schedule.build import BUILDERS
+    from headway.schedule.catalogue import build
     from headway.schedule.costs import Costs
     from headway.schedule.simulate import simulate
 
@@ -81,7 +81,7 @@ def compare(world: Any, options: argparse.Namespace) -> None:
         stage = pipelining.PipelineStage(theirs_model.blocks[world.rank], world.rank, 2, torch.device("cpu"))
         schedule = getattr(pipelining, torch_name)(stage, options.micros, loss_fn=lambda y, _: y.mean())
         costs = Costs(forward=(FORWARD,) * 2, backward=(BACKWARD,) * 2)
-        ideal = simulate(BUILDERS[name](2, options.micros), costs).makespan
+        ideal = simulate(build(name, 2, options.micros), costs).makespan
 
         def theirs(schedule: Any = schedule, batch: Any = batch) -> None:
             schedule.step(batch) if world.rank == 0 else schedule.step(target=batch)

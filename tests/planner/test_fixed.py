@@ -27,6 +27,12 @@ def plan(size: int = 4, batch: int = 12, **fixed: object) -> Plan:
         {"data": 2, "micro_batch": 4, "num_micro_batches": 2}, {"cuts": ("cut.2",)}, {"cuts": ("cut.1", "cut.5")},
         {"cuts": ()}, {"pipeline": 3, "cuts": ("cut.2", "cut.3")}, {"chunks": 1}, {"shard": "none"}, {"tensor": 1},
         {"recompute": "none"}, {"precision": "float32"}, {"codec": "fp32"},
+        {"schedule": "backward_first", "pipeline": 2}, {"schedule": "zero_bubble", "pipeline": 4},
+        {"schedule": "zero_bubble_h2", "pipeline": 2}, {"schedule": "zero_bubble_v"}, {"schedule": "interleaved"},
+        {"schedule": "breadth_first", "chunks": 3, "pipeline": 2}, {"chunks": 2}, {"chunks": 3, "pipeline": 2},
+        {"schedule": "interleaved", "cuts": ("cut.1", "cut.2", "cut.4")},
+        {"cuts": ("cut.1", "cut.2", "cut.4", "cut.5", "cut.6"), "pipeline": 3},
+        {"schedule": "zero_bubble_v", "data": 4}, {"schedule": "interleaved", "pipeline": 1},
         {"codec": "fp16"}, {"codec": "bf16"}, {"codec": "int8"},
     ],
     ids=str,
@@ -34,7 +40,7 @@ def plan(size: int = 4, batch: int = 12, **fixed: object) -> Plan:
 def test_what_is_fixed_is_used(fixed: dict[str, object]) -> None:
     result = plan(**fixed)
     assert {name: getattr(result, name) for name in fixed} == fixed
-    assert result.split is not None and result.split.num_stages == result.pipeline
+    assert result.split is not None and result.split.num_stages == result.pipeline * result.chunks
     assert sum(sum(result.micro_batches_of(copy)) for copy in range(result.data)) == 12
 
 
@@ -52,7 +58,15 @@ def test_a_list_of_cuts_or_one_name_will_do() -> None:
         ({"data": True}, "data=True is not"),
         ({"pipeline": 2.0}, "pipeline=2.0 is not"),
         ({"micro_batch": "4"}, "micro_batch='4' is not"),
-        ({"schedule": "interleaved"}, "no schedule called 'interleaved'"),
+        ({"schedule": "fast"}, "no schedule called 'fast'"),
+        ({"schedule": "interleaved", "chunks": 1}, "interleaved has 2 stages or more on each rank, chunks=1"),
+        ({"schedule": "zero_bubble", "chunks": 2}, "zero_bubble has 1 stage on each rank, chunks=2"),
+        ({"schedule": "zero_bubble_v", "chunks": 3}, "zero_bubble_v has 2 stages on each rank, chunks=3"),
+        ({"chunks": 8, "pipeline": 1}, "at most 7 stages, pipeline=1 with chunks=8"),
+        ({"chunks": 4, "pipeline": 2}, "at most 7 stages, pipeline=2 with chunks=4"),
+        ({"chunks": 2, "cuts": ["cut.2", "cut.4"]}, "2 cuts make 3 stages, pipeline=1 with 2 stages on each rank"),
+        ({"schedule": "one_f_one_b", "pipeline": 1, "cuts": ["cut.2"]}, "1 cut makes 2 stages, pipeline=1 asks for 1"),
+        ({"schedule": "one_f_one_b", "chunks": 2}, "one_f_one_b has 1 stage on each rank, chunks=2"),
         ({"micro_batch": 13}, "more than a copy's 12"),
         ({"data": 4, "micro_batch": 4}, "more than a copy's 3"),
         ({"num_micro_batches": 13}, "cannot be cut into 13 micro-batches"),
@@ -66,7 +80,6 @@ def test_a_list_of_cuts_or_one_name_will_do() -> None:
         ({"recompute": "full"}, "recompute='full' is not built yet"),
         ({"shard": "parameters"}, "shard='parameters' is not built yet"),
         ({"tensor": 2}, "tensor=2 is not built yet"),
-        ({"chunks": 2}, "chunks=2 is not built yet"),
         ({"codec": "int3"}, "there is no codec called 'int3'"),
         ({"precision": "bfloat16"}, "precision='bfloat16' is not built yet"),
     ],

@@ -11,10 +11,11 @@ from headway.cost.cluster import Cluster, Device, Link
 from headway.cost.memory import RUNTIME_BYTES_CPU
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
-from headway.planner.cuts import cut_and_price, in_flight
+from headway.planner.cuts import cut_and_price
 from headway.planner.plan import Plan, micro_batches
 from headway.planner.price import Choice, Priced, Program, Setting, price
 from headway.planner.search import search
+from headway.schedule.catalogue import CATALOGUE
 from tests.cost.graphs import chain, times
 
 
@@ -41,11 +42,17 @@ def brute_force(graph_at, times_of, setting: Setting) -> list[Priced]:
         for pipeline in range(1, size + 1):
             if data * pipeline != size or data > batch or pipeline > len(graph_at(1).cuts) + 1:
                 continue
-            for schedule in ("gpipe", "one_f_one_b"):
+            several = [
+                (name, chunks)
+                for name, entry in CATALOGUE.items()
+                for chunks in (1, 2, 4)
+                if name != "backward_first" and entry.allows(chunks) and pipeline * chunks <= len(graph_at(1).cuts) + 1
+            ]
+            for schedule, chunks in several if pipeline > 1 else [("gpipe", 1), ("one_f_one_b", 1)]:
                 for count in range(1, batch // data + 1):
                     most = max(micro_batches(-(-batch // data), count))
                     program = Program(graph_at(most), times_of(graph_at(most)))
-                    found.append(cut_and_price(program, Choice(data, pipeline, schedule, most, count), setting))
+                    found.append(cut_and_price(program, Choice(data, pipeline, schedule, most, count, chunks), setting))
     return found
 
 
@@ -72,8 +79,8 @@ def test_search_is_as_good_as_brute_force(seed: int) -> None:
     assert max(plan.memory) <= memory
     # Of those as fast, none has fewer stages, nor as few with larger micro-batches.
     near = [c for c in fitting if c.seconds <= min(c.seconds for c in fitting) * 1.01]
-    simplest = min((c.choice.pipeline, -c.choice.micro_batch) for c in near)
-    assert (plan.pipeline, -plan.micro_batch) == simplest
+    simplest = min((c.choice.num_stages, c.choice.pipeline, -c.choice.micro_batch) for c in near)
+    assert (plan.pipeline * plan.chunks, plan.pipeline, -plan.micro_batch) == simplest
     families = {(other.data, other.pipeline) for other in plan.runners_up} | {(plan.data, plan.pipeline)}
     assert families == {(c.choice.data, c.choice.pipeline) for c in every}
 
@@ -110,7 +117,9 @@ def test_memory_pressure_turns_copies_into_stages() -> None:
     assert tight.reasons[0].startswith("a whole model does not fit: with gradients and AdamW's states it needs 40")
     assert tight.reasons[0].endswith("a rank has 38 MiB")
     assert max(tight.memory) <= RUNTIME_BYTES_CPU + (6 << 20)
-    assert tight.binding.startswith("memory") and not next(o for o in tight.runners_up if o.data == 2).fits
+    assert not next(o for o in tight.runners_up if o.data == 2).fits
+    plain = plan_for(machine(2, RUNTIME_BYTES_CPU + (6 << 20)), fixed={"schedule": "one_f_one_b"})
+    assert plain.binding.startswith("memory") and plain.pipeline == 2
 
 
 def test_a_slow_link_turns_copies_into_stages() -> None:
@@ -159,7 +168,7 @@ def test_sizes_that_the_model_does_not_take_are_left_out() -> None:
 
 
 def test_micro_batches_in_flight() -> None:
-    assert in_flight("gpipe", 3, 5) == (5, 5, 5)
-    assert in_flight("one_f_one_b", 3, 5) == (3, 2, 1)
-    assert in_flight("one_f_one_b", 3, 2) == (2, 2, 1)
-    assert in_flight("one_f_one_b", 1, 4) == (1,)
+    assert Choice(1, 3, "gpipe", 1, 5).order.in_flight == (5, 5, 5)
+    assert Choice(1, 3, "one_f_one_b", 1, 5).order.in_flight == (3, 2, 1)
+    assert Choice(1, 3, "one_f_one_b", 1, 2).order.in_flight == (2, 2, 1)
+    assert Choice(1, 1, "one_f_one_b", 1, 4).order.in_flight == (1,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.schedule.action import Kind, Schedule
-from headway.schedule.build import BUILDERS, forward_only, gpipe, one_f_one_b
+from headway.schedule.build import forward_only, gpipe, one_f_one_b
 from headway.schedule.check import check
 from headway.schedule.simulate import Costs, simulate
 
@@ -14,6 +14,9 @@ SIZES = [(p, m) for p in range(1, 7) for m in (*range(1, 9), 13)]
 
 def kinds(schedule: Schedule, stage: int, kind: Kind) -> list[int]:
     return [a.micro for actions in schedule.ranks for a in actions if a.stage == stage and a.kind is kind]
+
+
+BUILDERS = {"gpipe": gpipe, "one_f_one_b": one_f_one_b}
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -69,6 +72,14 @@ def test_nothing_to_schedule_is_refused(builder, num_stages: int, num_micro: int
         builder(num_stages, num_micro)
 
 
-def test_the_names_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        BUILDERS["mine"] = gpipe  # type: ignore[index]
+@pytest.mark.parametrize(("chunks", "num_ranks"), [(1, 3), (2, 2), (3, 2), (2, 4)])
+@pytest.mark.parametrize("num_micro", [1, 2, 5])
+def test_evaluation_of_several_stages_a_rank(chunks: int, num_ranks: int, num_micro: int) -> None:
+    num_stages = chunks * num_ranks
+    vee = tuple(min(s, num_stages - 1 - s) for s in range(num_stages))
+    for placement in (tuple(s % num_ranks for s in range(num_stages)), *([vee] if chunks == 2 else [])):
+        schedule = forward_only(num_stages, num_micro, placement)
+        check(schedule)
+        busy = max(placement.count(rank) for rank in range(num_ranks)) * num_micro
+        makespan = simulate(schedule, Costs(forward=(1.0,) * num_stages)).makespan
+        assert busy <= makespan <= busy + num_stages

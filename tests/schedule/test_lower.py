@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from headway.errors import PlanError
 from headway.schedule.action import MESSAGES, Action, Kind, Schedule, chain
-from headway.schedule.build import BUILDERS, forward_only, gpipe, one_f_one_b
+from headway.schedule.build import forward_only, gpipe, one_f_one_b
+from headway.schedule.catalogue import CATALOGUE, build
 from headway.schedule.check import check
 from headway.schedule.lower import lower
 from tests.schedule.drawing import edges, schedules
@@ -57,12 +58,13 @@ def test_evaluation_sends_activations_alone() -> None:
     check(lowered)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.parametrize("num_stages", range(1, 6))
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("num_ranks", range(1, 6))
 @pytest.mark.parametrize("num_micro", [1, 2, 3, 5, 8])
-def test_every_schedule_can_finish_with_its_messages(name: str, num_stages: int, num_micro: int) -> None:
+def test_every_schedule_can_finish_with_its_messages(name: str, num_ranks: int, num_micro: int) -> None:
     """Chain alone, every skip connection there is, and no edge at all."""
-    schedule = BUILDERS[name](num_stages, num_micro)
+    schedule = build(name, num_ranks, num_micro, CATALOGUE[name].least)
+    num_stages = schedule.num_stages
     pairs = [(a, b) for a in range(num_stages) for b in range(a + 1, num_stages)]
     for given_edges in (chain(num_stages), pairs, ()):
         check(lower(schedule, given_edges))

@@ -14,6 +14,14 @@ BACKWARD_RATIO = 2.0
 """A backward computes a gradient for each of two factors where the forward computed one product."""
 
 
+WAITING = frozenset(
+    [f"torch.nn.functional.{name}" for name in ("linear", "embedding", "conv1d", "conv2d", "conv3d")]
+    + [f"torch.{name}" for name in ("conv1d", "conv2d", "conv3d", "matmul", "mm", "addmm")]
+    + [f"torch.Tensor.{name}" for name in ("matmul", "__matmul__", "mm", "addmm")]
+)
+"""Functions of a value and a weight whose weight gradient can wait for a W action; run/apart.py carries them out."""
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds of each call of a graph, `forward[call.index]` and `backward[call.index]`.
@@ -35,6 +43,13 @@ class Times:
 def has_backward(graph: ModelGraph, call: Call) -> bool:
     """Say whether autograd has anything to do for a call."""
     return any(graph.values[value].requires_grad for value in (*call.outputs, *call.writes))
+
+
+def weight_part(graph: ModelGraph, call: Call) -> float:
+    """Return the part of a call's backward that can wait: half of two equal products, all without an input gradient."""
+    if call.function not in WAITING or not any(graph.parameter[name].trainable for name in call.parameters):
+        return 0.0
+    return 0.5 if any(graph.values[value].requires_grad for value in call.inputs) else 1.0
 
 
 def dtype_of(graph: ModelGraph, call: Call) -> str:

@@ -85,11 +85,12 @@ def large_bubble(case: Case) -> Advice | None:
     if case.plan.pipeline == 1 or timeline is None or timeline.bubble < LARGE_BUBBLE:
         return None
     stages, micros = case.plan.pipeline, case.plan.num_micro_batches
-    ideal = (stages - 1) / (2 * micros + stages - 1)
+    turns = micros * case.plan.chunks  # with several stages a rank each turn is shorter
+    ideal = (stages - 1) / (2 * turns + stages - 1)
     return Advice(
         "large-bubble",
         f"ranks wait {timeline.bubble:.0%} of a step; with {micros} micro-batches, {stages} equal stages cannot avoid "
-        f"{(stages - 1) / (micros + stages - 1):.0%}",
+        f"{(stages - 1) / (turns + stages - 1):.0%}",
         "a larger global batch is another training: learning rate and number of steps change with it",
         f"a global batch of {2 * case.plan.global_batch} allows twice the micro-batches: at best {ideal:.0%}",
     )

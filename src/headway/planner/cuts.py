@@ -12,8 +12,6 @@ from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.layout.partition import balance
 from headway.planner.price import Choice, Priced, Program, Setting, price
-from headway.schedule.action import Kind
-from headway.schedule.build import BUILDERS
 
 ATTEMPTS = 8
 """The balancer's memory adds up over calls, the exact one does not: limits are corrected this often at most."""
@@ -48,26 +46,17 @@ class Held:
         return self.before[last] - self.before[first] - twice
 
 
-def in_flight(schedule: str, pipeline: int, num_micro_batches: int) -> tuple[int, ...]:
-    """Return for each stage the most micro-batches whose F is done, or running, and whose backward is not."""
-    kept = []
-    for actions in BUILDERS[schedule](pipeline, num_micro_batches).ranks:
-        steps = [1 if action.kind is Kind.F else -1 for action in actions if action.kind in (Kind.F, Kind.B, Kind.W)]
-        kept.append(max(accumulate(steps)))
-    return tuple(kept)
-
-
 def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequence[str] | None = None) -> Priced:
     """Cut a candidate as well as can be and price it.
 
     Given cuts are taken as they are. Else they are those of the least bottleneck that fit in a device's memory; when
     none do, those that need the least memory by the balancer's measure, so that what is missing can be named.
     """
-    if choice.pipeline == 1 or cuts is not None:
+    if choice.num_stages == 1 or cuts is not None:
         return price(program, choice, tuple(cuts or ()), setting)
     search = _Search.of(program, choice, setting)
     memory = setting.cluster.device.memory_bytes
-    limits = [float(memory)] * choice.pipeline
+    limits = [memory / choice.chunks] * choice.num_stages
     tried: dict[tuple[str, ...], Priced] = {}
     for _ in range(ATTEMPTS):
         try:
@@ -80,8 +69,7 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
         if not _tight(tried[names], search, memory):
             return tried[names]
         # What the exact memory of these stages has above the balancer's measure is taken off its limits.
-        beyond = [peak - own for peak, own in zip(tried[names].memory, search.measure(names), strict=True)]
-        limits = [memory - extra for extra in beyond]
+        limits = search.corrected(tried[names], memory)
     fitting = [found for found in tried.values() if found.peak <= memory]
     if fitting:
         return min(fitting, key=lambda found: found.seconds)
@@ -119,7 +107,7 @@ class _Search:
             # The boundary goes forward and its gradient back; both neighbours have a hand in each.
             tuple(2 * link.seconds(places[i].bytes) if i in places else 0.0 for i in range(program.num_calls)),
             tuple(sum(graph.storages[storage] for storage in call.saved) for call in graph.calls),
-            in_flight(choice.schedule, choice.pipeline, choice.num_micro_batches),
+            choice.order.in_flight,
             lambda first, last, stage: float(held.bytes(first, last) + constant),
         )
 
@@ -147,6 +135,17 @@ class _Search:
         bounds = [0, *(self.graph.cut[name].index for name in names), len(self.saved)]
         stages = enumerate(zip(bounds, bounds[1:], strict=False))
         return [self.kept[s] * sum(self.saved[first:last]) + self.static(first, last, s) for s, (first, last) in stages]
+
+    def corrected(self, found: Priced, memory: int) -> list[float]:
+        """Return limits for each stage, less what its rank takes beyond the balancer's measure; stages of one share."""
+        own, order = self.measure(found.cuts), found.choice.order
+        limits = [0.0] * len(own)
+        for rank in range(order.num_ranks):
+            stages = order.stages(rank)
+            beyond = found.memory[rank] - sum(own[stage] for stage in stages)
+            for stage in stages:
+                limits[stage] = (memory - beyond) / len(stages)
+        return limits
 
     def leanest(self) -> tuple[str, ...]:
         """Return cuts that share bytes out as evenly as stages can hold them: the less in flight, the more calls."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headway.layout.split import Split
 from headway.schedule.action import Schedule
-from headway.schedule.build import BUILDERS
+from headway.schedule.catalogue import build
 from headway.schedule.lower import lower
 from headway.schedule.simulate import Costs
 
@@ -16,7 +16,8 @@ from headway.schedule.simulate import Costs
 class StageEstimate:
     """What one stage is expected to cost on each rank that holds it: seconds and bytes.
 
-    `forward`, `backward`: seconds for one micro-batch; `reduce`: seconds of gradient reduction that backward does not
+    `forward`, `backward`: seconds for one micro-batch, of which `weight` are those of weight gradients that a split
+    backward leaves for later (W); `reduce`: seconds of gradient reduction that backward does not
     hide; `update`: seconds of the optimizer's step. `static_bytes` stay for the whole step (parameters, gradients,
     optimizer states, batch, runtime); `activation_bytes` are kept for each micro-batch between its F and its B;
     `temporary_bytes` come and go within one action, `update_bytes` within the optimizer's step; `build_bytes` are
@@ -34,6 +35,7 @@ class StageEstimate:
     update_bytes: int
     build_bytes: int
     num_calls: int
+    weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def costs_of(stages: Sequence[StageEstimate], messages: Sequence[MessageEstimate
     return Costs(
         forward=tuple(stage.forward for stage in stages),
         backward=tuple(stage.backward for stage in stages),
+        input=tuple(stage.backward - stage.weight for stage in stages),
+        weight=tuple(stage.weight for stage in stages),
         message=forward | backward,
         reduce=tuple(stage.reduce for stage in stages),
         static_bytes=tuple(stage.static_bytes for stage in stages),
@@ -66,10 +70,11 @@ def costs_of(stages: Sequence[StageEstimate], messages: Sequence[MessageEstimate
     )
 
 
-def lowered(name: str, parts: Split, num_micro_batches: int, data: int) -> Schedule:
+def lowered(name: str, parts: Split, num_micro_batches: int, data: int, chunks: int = 1) -> Schedule:
     """Build a schedule by name with the messages of these stages, and reductions where there is something to reduce.
 
     That is between copies, and between stages that hold the same (tied) parameter.
     """
     tied = any(len(stages) > 1 for stages in parts.holders().values())
-    return lower(BUILDERS[name](parts.num_stages, num_micro_batches), parts.edges, reduce=data > 1 or tied)
+    schedule = build(name, parts.num_stages // chunks, num_micro_batches, chunks)
+    return lower(schedule, parts.edges, reduce=data > 1 or tied)

@@ -8,6 +8,7 @@ from headway.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from headway.planner.plan import Plan, RunnerUp
+    from headway.planner.price import Choice
 
 MAX_REASONS = 3
 MAX_RUNNERS_UP = 3
@@ -18,12 +19,14 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def layout_text(data: int, pipeline: int, schedule: str, micro_batch: int, num_micro_batches: int) -> str:
+def layout_text(of: Plan | RunnerUp | Choice) -> str:
     """Write a layout in words: "2 copies of 2 stages, one_f_one_b, 4 micro-batches of 3 samples"."""
-    copies = count(data, "copy", "copies")
-    what = f"{copies} of {count(pipeline, 'stage')}, {schedule}" if pipeline > 1 else f"{copies} of the whole model"
-    size = f"{'up to ' if num_micro_batches > 1 else ''}{count(micro_batch, 'sample')}"
-    return f"{what}, {count(num_micro_batches, 'micro-batch', 'micro-batches')} of {size}"
+    copies = count(of.data, "copy", "copies")
+    stages = count(of.pipeline * of.chunks, "stage")
+    what = f"{copies} of {stages}, {of.schedule}" if of.pipeline * of.chunks > 1 else f"{copies} of the whole model"
+    on = f", {of.chunks} on each rank" if of.chunks > 1 else ""
+    size = f"{'up to ' if of.num_micro_batches > 1 else ''}{count(of.micro_batch, 'sample')}"
+    return f"{what}{on}, {count(of.num_micro_batches, 'micro-batch', 'micro-batches')} of {size}"
 
 
 def short(plan: Plan) -> str:
@@ -66,7 +69,7 @@ def _labelled(label: str, texts: list[str] | tuple[str, ...]) -> list[str]:
 
 
 def _chosen(plan: Plan) -> str:
-    layout = layout_text(plan.data, plan.pipeline, plan.schedule, plan.micro_batch, plan.num_micro_batches)
+    layout = layout_text(plan)
     cuts = f", cut at {', '.join(plan.cuts)}" if plan.cuts and len(plan.cuts) <= 4 else ""
     return f"{layout} (global batch {plan.global_batch}){cuts}"
 
@@ -82,8 +85,7 @@ def _expected(plan: Plan) -> str:
 
 
 def _instead(plan: Plan, other: RunnerUp) -> str:
-    layout = layout_text(other.data, other.pipeline, other.schedule, other.micro_batch, other.num_micro_batches)
-    text = f"{layout}: {format_seconds(other.seconds)}"
+    text = f"{layout_text(other)}: {format_seconds(other.seconds)}"
     if plan.seconds:
         text += f" ({other.seconds / plan.seconds - 1:+.0%})"
     return text + f", {format_bytes(other.memory)}" + ("" if other.fits else ", does not fit")
@@ -95,7 +97,7 @@ def _stage_table(plan: Plan) -> list[str]:
     for index, stage in enumerate(plan.stages):
         begins = plan.cuts[index - 1] if index else "the batch"
         times = (stage.forward, stage.backward, stage.reduce, stage.update)
-        peak = plan.memory[index * plan.data] if plan.memory else 0
+        peak = plan.memory[plan.lowered.placement[index] * plan.data] if plan.memory and plan.split else 0
         sizes = (stage.static_bytes, stage.activation_bytes, peak)
         rows.append((str(index), begins, str(stage.num_calls), *map(format_seconds, times), *map(format_bytes, sizes)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.planner.wire import MENUS, PARTS
-from headway.schedule.build import BUILDERS
+from headway.planner.explain import count
+from headway.schedule.catalogue import CATALOGUE, chunks_text
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
-_ONLY: Mapping[str, object] = {"chunks": 1, "shard": "none", "tensor": 1, "recompute": "none"}
-_NUMBERS = ("data", "pipeline", "micro_batch", "num_micro_batches")
+_ONLY: Mapping[str, object] = {"shard": "none", "tensor": 1, "recompute": "none"}
+_NUMBERS = ("data", "pipeline", "chunks", "micro_batch", "num_micro_batches")
 CODECS = (*PARTS, *MENUS)
 KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", *_ONLY)
 
@@ -23,6 +24,7 @@ class Fixed:
 
     data: int | None = None
     pipeline: int | None = None
+    chunks: int | None = None
     schedule: str | None = None
     micro_batch: int | None = None
     num_micro_batches: int | None = None
@@ -46,25 +48,46 @@ def read_fixed(
             raise _refuse(f"{name}={given[name]!r} is not built yet", name, f"{name}={only!r}, or leave it out")
     numbers = {name: _number(name, given[name]) for name in _NUMBERS if name in given}
     schedule = given.get("schedule")
-    if schedule is not None and schedule not in BUILDERS:
-        raise _refuse(f"there is no schedule called {schedule!r}", "schedule", f"one of {', '.join(BUILDERS)}")
+    if schedule is not None and schedule not in CATALOGUE:
+        raise _refuse(f"there is no schedule called {schedule!r}", "schedule", f"one of {', '.join(CATALOGUE)}")
     codec = given.get("codec")
     if codec is not None and codec not in CODECS:
         raise _refuse(f"there is no codec called {codec!r}", "codec", f"one of {', '.join(CODECS)}")
     cuts = _cuts(given["cuts"], graph) if "cuts" in given else None
-    if cuts is not None:
-        stages = numbers.setdefault("pipeline", len(cuts) + 1)
-        if stages != len(cuts) + 1:
-            raise _refuse(
-                f"{len(cuts)} cut{'s make' if len(cuts) != 1 else ' makes'} {len(cuts) + 1} stages, "
-                f"pipeline={stages} asks for {stages}",
-                "cuts",
-                f"pipeline={len(cuts) + 1}, or {stages - 1} cuts",
-            )
+    _settle_chunks(numbers, None if schedule is None else str(schedule), cuts)
     result = Fixed(schedule=None if schedule is None else str(schedule), cuts=cuts, codec=codec, **numbers)
     _check_ranks(result, size, graph)
     _check_samples(result, global_batch)
     return result
+
+
+def _settle_chunks(numbers: dict[str, int], schedule: str | None, cuts: tuple[str, ...] | None) -> None:
+    """Work out `pipeline` and `chunks` from each other, the schedule and the number of cuts, or refuse them."""
+    entry = CATALOGUE[schedule] if schedule else None
+    if entry is not None and "chunks" not in numbers and entry.least == entry.most:
+        numbers["chunks"] = entry.least
+    if cuts is not None:
+        stages, cut = len(cuts) + 1, count(len(cuts), "cut")
+        makes = f"{cut} {'makes' if len(cuts) == 1 else 'make'} {count(stages, 'stage')}"
+        if "pipeline" in numbers and "chunks" not in numbers and stages % numbers["pipeline"] == 0:
+            numbers["chunks"] = stages // numbers["pipeline"]
+        chunks = numbers.setdefault("chunks", 1 if entry is None else entry.least)
+        pipeline = numbers.setdefault("pipeline", max(1, stages // chunks))
+        if pipeline * chunks != stages:
+            given = f"pipeline={pipeline}" + (f" with {chunks} stages on each rank" if chunks > 1 else "")
+            raise _refuse(
+                f"{makes}, {given} asks for {pipeline * chunks}",
+                "cuts",
+                f"{pipeline * chunks - 1} cuts, or other numbers",
+            )
+    if entry is not None and not entry.allows(numbers.get("chunks", entry.least)):
+        raise _refuse(
+            f"{schedule} has {chunks_text(entry)} on each rank, chunks={numbers['chunks']} asks for "
+            f"{numbers['chunks']}",
+            "chunks",
+            f"with {schedule} leave chunks out; {numbers['chunks']} go with "
+            + ", ".join(name for name, other in CATALOGUE.items() if other.allows(numbers["chunks"])),
+        )
 
 
 def _check_ranks(fixed: Fixed, size: int, graph: ModelGraph) -> None:
@@ -77,11 +100,13 @@ def _check_ranks(fixed: Fixed, size: int, graph: ModelGraph) -> None:
             place="fixed=",
             remedy=f"start {data * pipeline} processes (headway run -n {data * pipeline} ...), or a smaller value",
         )
-    if pipeline > len(graph.cuts) + 1:
+    most, chunks = len(graph.cuts) + 1, fixed.chunks or 1
+    if pipeline * chunks > most:
+        asks = f"pipeline={pipeline}" + (f" with chunks={chunks}" if chunks > 1 else "")
         raise _refuse(
-            f"the model can be cut into at most {len(graph.cuts) + 1} stages, pipeline={pipeline} asks for more",
-            "pipeline",
-            f"pipeline={len(graph.cuts) + 1} or less",
+            f"the model can be cut into at most {most} stages, {asks} asks for more",
+            "pipeline" if pipeline > 1 else "chunks",
+            f"{'pipeline' if chunks == 1 else 'pipeline * chunks'} = {most} or less",
         )
 
 

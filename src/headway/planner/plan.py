@@ -37,12 +37,14 @@ class RunnerUp:
     seconds: float
     memory: int
     fits: bool
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold the whole choice: `data` copies of `pipeline` stages, their cuts, the schedule and the micro-batches.
+    """Hold the whole choice: `data` copies on `pipeline` ranks, their cuts, the schedule and the micro-batches.
 
+    Each rank of a pipeline holds `chunks` stages, so there are `pipeline * chunks` of them.
     `num_micro_batches` is for each copy, `micro_batch` the samples of the largest; `cuts` name `ModelGraph.cuts`.
     `seconds` is the predicted time of a step (schedule, reduction, update), `memory` the predicted peak bytes of each
     rank. Ranks are numbered with copies innermost: rank = stage * data + copy.
@@ -91,7 +93,11 @@ class Plan:
     @property
     def update_seconds(self) -> float:
         """Predicted seconds of the optimizer's step, part of `seconds`."""
-        return max((stage.update for stage in self.stages), default=0.0)
+        if not self.stages or self.split is None:
+            return 0.0
+        placed = self.lowered.placement
+        ranks = range(self.pipeline)
+        return max(sum(s.update for s, rank in zip(self.stages, placed, strict=True) if rank == r) for r in ranks)
 
     def samples_of(self, copy: int) -> int:
         """Return how many samples of the global batch a copy takes; shares differ by at most one, larger first."""
@@ -106,7 +112,7 @@ class Plan:
         """The schedule with its messages and reductions. Raises PlanError for a plan without a split."""
         if self.split is None:
             raise PlanError("a plan written by hand has no split", remedy="headway.plan(model, loss, batch, fixed=...)")
-        return lowered(self.schedule, self.split, self.num_micro_batches, self.data)
+        return lowered(self.schedule, self.split, self.num_micro_batches, self.data, self.chunks)
 
     @cached_property
     def costs(self) -> Costs:
@@ -128,7 +134,7 @@ class Plan:
         import tomlkit
 
         document = tomlkit.dumps(_plain(self))
-        Path(path).write_text(f"# A plan made by Headway: {self.pipeline} stages x {self.data} copies\n{document}")
+        Path(path).write_text(f"# A plan made by Headway: {self.pipeline * self.chunks} stages x {self.data} copies\n{document}")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

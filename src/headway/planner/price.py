@@ -8,13 +8,15 @@ from functools import cached_property
 from itertools import accumulate
 
 from headway.cost.cluster import Cluster
-from headway.cost.memory import StageMemory, parameter_bytes, stage_memory
-from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, update_seconds
+from headway.cost.memory import StageMemory, batch_bytes, parameter_bytes, runtime_bytes, stage_memory
+from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, update_seconds, weight_part
 from headway.graph.model import ModelGraph
 from headway.layout.mesh import Mesh
 from headway.layout.split import Split, split
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
 from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, pick
+from headway.schedule.action import Schedule
+from headway.schedule.catalogue import CATALOGUE, build
 from headway.schedule.simulate import simulate
 
 PASS_SECONDS = 10e-6
@@ -23,13 +25,33 @@ PASS_SECONDS = 10e-6
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate: copies, stages, schedule, and the micro-batches of each copy (samples at most, how many)."""
+    """A candidate: copies, ranks and stages, schedule, and each copy's micro-batches (samples at most, how many)."""
 
     data: int
     pipeline: int
     schedule: str
     micro_batch: int
     num_micro_batches: int
+    chunks: int = 1
+
+    @property
+    def family(self) -> tuple[int, int, int, str]:
+        """All but the micro-batches."""
+        return self.data, self.pipeline, self.chunks, self.schedule
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages: `chunks` on each of `pipeline` ranks."""
+        return self.pipeline * self.chunks
+
+    @cached_property
+    def order(self) -> Schedule:
+        """The schedule, without messages."""
+        return build(self.schedule, self.pipeline, self.num_micro_batches, self.chunks)
+
+    def ranks(self, stage: int) -> tuple[int, ...]:
+        """Ranks that hold a stage, one for each copy."""
+        return self.mesh.group(self.order.placement[stage] * self.data, "data")
 
     @property
     def mesh(self) -> Mesh:
@@ -84,6 +106,15 @@ class Program:
         return self._backward[last] - self._backward[first]
 
     @cached_property
+    def _weight(self) -> list[float]:
+        calls = self.graph.calls
+        return list(accumulate((self.times.backward[c.index] * weight_part(self.graph, c) for c in calls), initial=0.0))
+
+    def weight(self, first: int, last: int) -> float:
+        """Seconds of a stage's backward that make weight gradients which can wait."""
+        return self._weight[last] - self._weight[first]
+
+    @cached_property
     def weights(self) -> tuple[float, ...]:
         """Seconds of each call, forward and backward, that the stage with it alone computes."""
         pairs = zip(self.graph.calls, self.times.forward, self.times.backward, strict=True)
@@ -108,7 +139,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate with its cuts and what it costs; `memory` is the peak bytes of each stage's ranks."""
+    """A candidate with its cuts and what it costs; `memory` is the peak bytes on the ranks of each pipeline rank."""
 
     choice: Choice
     cuts: tuple[str, ...]
@@ -126,6 +157,12 @@ class Priced:
         return max(self.memory)
 
 
+def least_seconds(program: Program, choice: Choice, setting: Setting) -> float:
+    """Return a lower bound on a candidate's step: the fullest of equally loaded ranks, working without a pause."""
+    share = -(-setting.global_batch // choice.data)
+    return sum(program.weights) * share / program.graph.samples / choice.pipeline
+
+
 def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Setting) -> Priced:
     """Price a candidate cut at `cuts`: simulate its schedule, add the optimizer's step, replay its memory.
 
@@ -139,19 +176,28 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     messages = message_estimates(program, parts, choice, setting.cluster)
     holders = parts.holders()
     buffers = tuple(info.name for info in graph.parameters if info.is_buffer)
+    constant = runtime_bytes(device) + batch_bytes(graph, setting.global_batch)
+    counted: list[set[str]] = [set() for _ in range(choice.pipeline)]  # on each rank, in the stages before
     stages: list[StageEstimate] = []
     reductions: list[Reduction] = []
     for part, first, last in zip(parts.stages, bounds, bounds[1:], strict=False):
-        memory = program.memory(first, last, part.parameters + buffers, setting)
-        passing = PASS_SECONDS * program.num_calls if choice.pipeline > 1 else 0.0
-        trainable = parameter_bytes(graph, part.parameters, trainable=True)
+        already = counted[choice.order.placement[part.index]]
+        names = tuple(name for name in part.parameters + buffers if name not in already)
+        memory = program.memory(first, last, names, setting)
+        if already:
+            memory = replace(memory, static=memory.static - constant)
+        already.update(names)
+        passing = PASS_SECONDS * program.num_calls if choice.num_stages > 1 else 0.0
+        if CATALOGUE[choice.schedule].split:
+            passing += PASS_SECONDS * (last - first)
+        trainable = parameter_bytes(graph, [name for name in names if name in part.parameters], trainable=True)
         adding = accumulate_seconds(trainable, choice.num_micro_batches, device)
         backward = program.backward(first, last) * scale + adding
-        group = choice.mesh.group(part.index * choice.data, "data")
+        group = choice.ranks(part.index)
         tied = 0.0
         for name in part.parameters:
-            if len(holders[name]) > 1:  # tied: its gradient is summed over the stages that hold it, after everything
-                ranks = [choice.mesh.rank(pipeline=stage) for stage in holders[name]]
+            ranks = sorted({choice.ranks(stage)[0] for stage in holders[name]})
+            if len(ranks) > 1:  # tied: its gradient is summed over the ranks that hold it, after everything
                 size = parameter_bytes(graph, [name], trainable=True)
                 tied += all_reduce_seconds(size, len(ranks), setting.cluster.link(ranks))
         stages.append(
@@ -167,10 +213,11 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
                 update_bytes=memory.update,
                 build_bytes=memory.build,
                 num_calls=last - first,
+                weight=program.weight(first, last) * scale + adding,
             )
         )
         rest = choice.num_micro_batches * (stages[-1].forward + backward) + stages[-1].update
-        coded, other = bytes_by_kind(graph, part.parameters)
+        coded, other = bytes_by_kind(graph, [name for name in names if name in part.parameters])
         link = setting.cluster.link(group)
         reductions.append(Reduction(coded, other, choice.data, link, backward, tied, rest))
     groups = choice.mesh.groups("data")
@@ -194,14 +241,15 @@ def priced(
 
     Seconds = makespan + the slowest update; bytes of a rank = the worst of the schedule, the update and the build.
     """
-    schedule = lowered(choice.schedule, parts, choice.num_micro_batches, choice.data)
+    schedule = lowered(choice.schedule, parts, choice.num_micro_batches, choice.data, choice.chunks)
     timeline = simulate(schedule, costs_of(stages, messages))
-    memory = tuple(
-        max(timeline.peak_bytes(schedule.placement[index]), stage.static_bytes + stage.update_bytes, stage.build_bytes)
-        for index, stage in enumerate(stages)
-    )
-    seconds = timeline.makespan + max(stage.update for stage in stages)
-    return Priced(choice, cuts, parts, stages, messages, seconds, memory)
+    memory, updates = [], []
+    for rank in range(schedule.num_ranks):
+        mine = [stages[stage] for stage in schedule.stages(rank)]
+        updating = sum(stage.static_bytes for stage in mine) + max(stage.update_bytes for stage in mine)
+        memory.append(max(timeline.peak_bytes(rank), updating, *(stage.build_bytes for stage in mine)))
+        updates.append(sum(stage.update for stage in mine))
+    return Priced(choice, cuts, parts, stages, messages, timeline.makespan + max(updates), tuple(memory))
 
 
 def message_estimates(program: Program, parts: Split, choice: Choice, cluster: Cluster) -> tuple[MessageEstimate, ...]:
@@ -211,11 +259,9 @@ def message_estimates(program: Program, parts: Split, choice: Choice, cluster: C
         crossings = parts.crossings(source, target)
         forward = sum(program.values[c.key] for c in crossings)
         backward = sum(program.values[c.key] for c in crossings if c.differentiable)
-        pairs = zip(
-            choice.mesh.group(source * choice.data, "data"),
-            choice.mesh.group(target * choice.data, "data"),
-            strict=True,
-        )
+        if choice.order.local(source, target):
+            continue  # handed over within the rank
+        pairs = zip(choice.ranks(source), choice.ranks(target), strict=True)
         link = max((cluster.link(pair) for pair in pairs), key=lambda link: link.seconds(forward))
         found.append(
             MessageEstimate(

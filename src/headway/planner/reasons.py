@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from headway.errors import PlanError
@@ -22,7 +23,7 @@ def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: P
     used, size = best.choice.data * best.choice.pipeline, setting.cluster.size
     if used < size:
         found.insert(0, f"{count(size - used, 'process', 'processes')} of {size} stay idle: no layout uses all of them")
-    if best.choice.pipeline > 1:
+    if best.choice.num_stages > 1:
         loads = [stage.forward + stage.backward for stage in best.stages]
         found.append(
             f"cut for the least bottleneck: stages of {format_seconds(min(loads))} to {format_seconds(max(loads))} "
@@ -47,7 +48,7 @@ def _why_layout(best: Priced, candidates: list[Priced], setting: Setting) -> lis
         return [fits, *_against(best, sliced, memory)]
     if not copies:
         return [
-            f"{count(best.choice.pipeline, 'stage')}: copies of the whole model alone are left out by what is fixed"
+            f"{count(best.choice.num_stages, 'stage')}: copies of the whole model alone are left out by what is fixed"
         ]
     if any(c.peak <= memory for c in copies):
         return ["slices of the model are faster than copies alone", *_against(best, copies, memory)]
@@ -63,7 +64,7 @@ def _against(best: Priced, others: list[Priced], memory: int) -> list[str]:
     if not fitting:
         return []
     other = min(fitting, key=lambda c: c.seconds)
-    what = count(other.choice.pipeline, "stage") if other.choice.pipeline > 1 else "copies"
+    what = count(other.choice.num_stages, "stage") if other.choice.pipeline > 1 else "copies"
     reduce = max(stage.reduce for stage in other.stages)
     spent = f", {format_seconds(reduce)} of it reducing gradients" if reduce > 0.05 * other.seconds else ""
     return [f"{what} would take {format_seconds(other.seconds)} a step, this {format_seconds(best.seconds)}{spent}"]
@@ -72,7 +73,7 @@ def _against(best: Priced, others: list[Priced], memory: int) -> list[str]:
 def _why_micro_batches(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:
     """Compare with the nearest smaller and larger number of micro-batches."""
     chosen, memory = best.choice, setting.cluster.device.memory_bytes
-    same = [c for c in candidates if _family(c.choice) == _family(chosen) and c is not best]
+    same = [c for c in candidates if c.choice.family == chosen.family and c is not best]
     fewer = max((c for c in same if _number(c) < _number(best)), key=_number, default=None)
     more = min((c for c in same if _number(c) > _number(best)), key=_number, default=None)
     parts = []
@@ -91,15 +92,14 @@ def _why_schedule(best: Priced, candidates: list[Priced], setting: Setting) -> l
     chosen = best.choice
     if chosen.pipeline == 1:
         return []
-    other = next(
-        (
-            c
-            for c in candidates
-            if (c.choice.data, c.choice.pipeline, _number(c)) == (chosen.data, chosen.pipeline, _number(best))
-            and c.choice.schedule != chosen.schedule
-        ),
-        None,
-    )
+    others = [
+        c
+        for c in candidates
+        if (c.choice.data, c.choice.pipeline, _number(c)) == (chosen.data, chosen.pipeline, _number(best))
+        and (c.choice.schedule, c.choice.chunks) != (chosen.schedule, chosen.chunks)
+    ]
+    memory = setting.cluster.device.memory_bytes
+    other = min(others, key=lambda c: (c.peak > memory, c.seconds), default=None)
     if other is None:
         return []
     return [
@@ -129,13 +129,16 @@ def binding(best: Priced, candidates: list[Priced], memory: int) -> str:
 
 def shares_of_step(best: Priced) -> dict[str, float]:
     """Return the parts of a step, on the average rank, of compute, link, bubble and update; they add up to 1."""
-    schedule = lowered(best.choice.schedule, best.split, best.choice.num_micro_batches, best.choice.data)
+    choice = best.choice
+    schedule = lowered(choice.schedule, best.split, choice.num_micro_batches, choice.data, choice.chunks)
     costs = costs_of(best.stages, best.messages)
     free = {pair: 0.0 for pair in costs.message}
-    ideal = type(costs)(forward=costs.forward, backward=costs.backward, message=free)
+    ideal = replace(
+        costs, message=free, reduce=(), static_bytes=(), activation_bytes=(), boundary_bytes={}, temporary_bytes=()
+    )
     makespan = simulate(schedule, costs).makespan
     without_links = simulate(schedule, ideal)
-    ranks = len(best.stages)
+    ranks = schedule.num_ranks
     compute = sum(without_links.busy(rank) for rank in range(ranks)) / ranks
     return {
         "compute": compute / best.seconds,
@@ -179,11 +182,7 @@ def states_text(setting: Setting) -> str:
 
 def text_of(choice: Choice) -> str:
     """Write a candidate in words."""
-    return layout_text(choice.data, choice.pipeline, choice.schedule, choice.micro_batch, choice.num_micro_batches)
-
-
-def _family(choice: Choice) -> tuple[int, int, str]:
-    return choice.data, choice.pipeline, choice.schedule
+    return layout_text(choice)
 
 
 def _number(candidate: Priced) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -13,13 +14,19 @@ from headway.planner.cuts import cut_and_price
 from headway.planner.fingerprint import fingerprint
 from headway.planner.fixed import Fixed, read_fixed
 from headway.planner.plan import Plan, RunnerUp, micro_batches, shares
-from headway.planner.price import Choice, Priced, Program, Setting
+from headway.planner.price import Choice, Priced, Program, Setting, least_seconds
 from headway.planner.reasons import binding, nothing_fits, reasons
 from headway.planner.wire import menu
-from headway.schedule.build import BUILDERS
+from headway.schedule.catalogue import CATALOGUE
 
 NEARLY = 0.01
 """Plans whose predicted times differ by less than this part are equally fast; the simpler one is taken."""
+
+PLAIN = ("gpipe", "one_f_one_b")
+"""Schedules of one stage a rank and whole backwards."""
+
+CHUNKS = (1, 2, 4)
+"""Stages a rank that are tried where a schedule allows several."""
 
 ALL_COUNTS = 8
 """Up to this many samples a copy, every number of micro-batches is tried."""
@@ -104,6 +111,7 @@ def search(
     return Plan(
         data=best.choice.data,
         pipeline=best.choice.pipeline,
+        chunks=best.choice.chunks,
         schedule=best.choice.schedule,
         micro_batch=best.choice.micro_batch,
         num_micro_batches=best.choice.num_micro_batches,
@@ -153,15 +161,39 @@ def counts(least: int, pipeline: int) -> list[int]:
 
 
 def choices(fixed: Fixed, size: int, global_batch: int, max_stages: int) -> Iterator[Choice]:
-    """Yield every candidate: copies x stages, schedules, micro-batches."""
-    for data, pipeline in layouts(size, fixed, global_batch, max_stages):
-        most, least = -(-global_batch // data), global_batch // data
-        # With one stage all schedules are the same work; 1F1B keeps the fewest activations.
-        names = [fixed.schedule] if fixed.schedule else (list(BUILDERS) if pipeline > 1 else ["one_f_one_b"])
-        for schedule in names:
-            for count in _counts(fixed, most, least, pipeline):
-                samples = fixed.micro_batch or -(-most // count)
-                yield Choice(data, pipeline, schedule, samples, count)
+    """Yield every candidate: copies x ranks, schedules with their chunks, micro-batches; the plainest schedules first.
+
+    Schedules with several stages a rank or a split backward come last, so that those which cannot win are not priced.
+    """
+    places = layouts(size, fixed, global_batch, max_stages)
+    for plain in (True, False):
+        for data, pipeline in places:
+            most, least = -(-global_batch // data), global_batch // data
+            for schedule, chunks in orders(fixed, pipeline, max_stages, alone=all(p == 1 for _, p in places)):
+                if (schedule in PLAIN) is plain:
+                    for count in _counts(fixed, most, least, pipeline):
+                        samples = fixed.micro_batch or -(-most // count)
+                        yield Choice(data, pipeline, schedule, samples, count, chunks)
+
+
+def orders(fixed: Fixed, pipeline: int, max_stages: int, *, alone: bool) -> list[tuple[str, int]]:
+    """Return the (schedule, chunks) to try on so many ranks.
+
+    With one stage all schedules are the same work, and 1F1B keeps the fewest activations. `backward_first` is left out
+    unless asked for: as planned it is 1F1B, action for action. `alone`: there is no layout of several ranks, so a
+    schedule that was asked for is carried out on one.
+    """
+    names = [fixed.schedule] if fixed.schedule else [name for name in CATALOGUE if name != "backward_first"]
+    if pipeline == 1 and not fixed.schedule and (fixed.chunks or 1) == 1:
+        names = ["one_f_one_b"]
+    if pipeline == 1 and fixed.schedule and not alone and CATALOGUE[fixed.schedule].least > 1:
+        return []
+    return [
+        (name, chunks)
+        for name in names
+        for chunks in ([fixed.chunks] if fixed.chunks else sorted({CATALOGUE[name].least, *CHUNKS}))
+        if CATALOGUE[name].allows(chunks) and pipeline * chunks <= max_stages
+    ]
 
 
 def _counts(fixed: Fixed, most: int, least: int, pipeline: int) -> list[int]:
@@ -190,12 +222,19 @@ def price_all(programs: Programs, setting: Setting, fixed: Fixed, max_stages: in
     """
     result: list[Priced] = []
     refused: Exception | None = None
+    fastest = math.inf
     for choice in choices(fixed, setting.cluster.size, setting.global_batch, max_stages):
         samples = sizes(choice, setting.global_batch)
         error = programs.refused(samples)
-        if error is None:
-            result.append(cut_and_price(programs.at(max(samples)), choice, setting, fixed.cuts))
         refused = refused or error
+        if error is not None:
+            continue
+        program = programs.at(max(samples))
+        if result and choice.schedule not in PLAIN and least_seconds(program, choice, setting) > fastest:
+            continue  # it could not win if no rank ever waited
+        result.append(cut_and_price(program, choice, setting, fixed.cuts))
+        if result[-1].peak <= setting.cluster.device.memory_bytes:
+            fastest = min(fastest, result[-1].seconds)
     if not result and refused is not None:
         raise refused
     if not result:
@@ -215,16 +254,17 @@ def choose(candidates: list[Priced], memory: int) -> Priced | None:
         return None
     limit = min(candidate.seconds for candidate in fitting) * (1 + NEARLY)
     near = [candidate for candidate in fitting if candidate.seconds <= limit]
-    return min(near, key=lambda c: (c.choice.pipeline, -c.choice.micro_batch, c.peak, c.seconds))
+    return min(
+        near, key=lambda c: (c.choice.num_stages, c.choice.pipeline, -c.choice.micro_batch, c.peak, c.seconds)
+    )
 
 
 def runners_up(candidates: list[Priced], best: Priced, memory: int) -> list[Priced]:
     """Return the best of every other family (copies, stages, schedule): those that fit by time, then the leanest."""
-    families: dict[tuple[int, int, str], list[Priced]] = {}
+    families: dict[tuple[int, int, int, str], list[Priced]] = {}
     for candidate in candidates:
-        choice = candidate.choice
-        families.setdefault((choice.data, choice.pipeline, choice.schedule), []).append(candidate)
-    families.pop((best.choice.data, best.choice.pipeline, best.choice.schedule))
+        families.setdefault(candidate.choice.family, []).append(candidate)
+    families.pop(best.choice.family)
     found = [choose(family, memory) or min(family, key=lambda c: c.peak) for family in families.values()]
     return sorted(found, key=lambda c: (c.peak > memory, c.seconds))
 
@@ -233,6 +273,7 @@ def _runner_up(other: Priced, memory: int) -> RunnerUp:
     return RunnerUp(
         data=other.choice.data,
         pipeline=other.choice.pipeline,
+        chunks=other.choice.chunks,
         schedule=other.choice.schedule,
         micro_batch=other.choice.micro_batch,
         num_micro_batches=other.choice.num_micro_batches,

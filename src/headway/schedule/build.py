@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 from headway.schedule.action import Action, Kind, Schedule
 
@@ -49,18 +48,23 @@ def one_f_one_b(num_stages: int, num_micro: int) -> Schedule:
     return _one_stage_a_rank("one_f_one_b", num_stages, num_micro, actions)
 
 
-def forward_only(num_stages: int, num_micro: int) -> Schedule:
+def forward_only(num_stages: int, num_micro: int, placement: Sequence[int] | None = None) -> Schedule:
     """Return the schedule of evaluation and prediction: forwards in the order of the micro-batches, no backward.
 
-    Bubble (p-1)/(m+p-1) for p equal stages. Raises ValueError unless both numbers are at least 1.
+    `placement[stage]` is the rank of a stage, by default its own number. Of what a rank could do next it does that
+    which is fewest steps from the start. Bubble (p-1)/(m+p-1) for p equal stages, one a rank. Raises ValueError unless
+    both numbers are at least 1.
     """
-    return _one_stage_a_rank(
-        "forward_only", num_stages, num_micro, lambda stage: _each(Kind.F, stage, range(num_micro))
+    if placement is None:
+        return _one_stage_a_rank(
+            "forward_only", num_stages, num_micro, lambda stage: _each(Kind.F, stage, range(num_micro))
+        )
+    steps = sorted((micro + stage, micro, stage) for stage in range(num_stages) for micro in range(num_micro))
+    ranks = tuple(
+        tuple(Action(Kind.F, stage, micro) for _, micro, stage in steps if placement[stage] == rank)
+        for rank in range(max(placement) + 1)
     )
-
-
-BUILDERS: Mapping[str, Callable[[int, int], Schedule]] = MappingProxyType({"gpipe": gpipe, "one_f_one_b": one_f_one_b})
-"""The schedules for training by name, as a plan and `fixed={"schedule": ...}` write them."""
+    return Schedule("forward_only", num_stages, num_micro, ranks, tuple(placement))
 
 
 def _one_stage_a_rank(name: str, num_stages: int, num_micro: int, actions: Callable[[int], list[Action]]) -> Schedule:
