@@ -9,11 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.collective.codec import BLOCK, CODECS, Codec
+from headway.collective.blocks import INT4_BLOCK
+from headway.collective.blocks import INT8_BLOCK as BLOCK
+from headway.collective.codec import CODECS, Codec
 from headway.planner.wire import PARTS
 
 ALL = [pytest.param(codec, id=name) for name, codec in CODECS.items()]
-SIZES = st.sampled_from([1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 2000])
+SIZES = st.sampled_from([1, 7, INT4_BLOCK - 1, INT4_BLOCK, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 2000])
 KINDS = {
     "normal": lambda size: torch.randn(size),
     "uniform": lambda size: torch.rand(size) * 2 - 1,
@@ -77,24 +79,37 @@ def test_error_is_within_the_bound(
 def test_the_bound_promises_something(codec: Codec, scale: float) -> None:
     """On plain gradients of any size, tiny ones too, the bound is a small part of the largest value."""
     values = torch.rand(4 * BLOCK) * scale
-    part = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 253}[codec.name]
+    part = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 1 / 253, "int4": 1 / 13.9}[codec.name]
     assert codec.bound(values).max() <= 1.001 * part * values.max() + 1e-37
     assert codec.exact == (codec.bound(values).max() == 0)
     assert through(codec, values).max() > 0.99 * values.max()
 
 
 @pytest.mark.parametrize("codec", ALL)
+def test_what_arrives_has_a_stated_part_of_the_size(codec: Codec) -> None:
+    """On normal values, the error's root mean square as a part of theirs."""
+    values = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0)) * 1e-4
+    error = (through(codec, values) - values).norm() / values.norm()
+    least, most = {
+        "fp32": (0, 0), "fp16": (1e-4, 3e-4), "bf16": (1e-3, 2e-3), "int8": (0.006, 0.008), "int4": (0.1, 0.12),
+    }[codec.name]  # fmt: skip
+    assert least <= error <= most
+
+
+@pytest.mark.parametrize("codec", ALL)
 def test_bytes_on_the_wire(codec: Codec) -> None:
     count = 1 << 20
-    per_value = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / BLOCK}[codec.name]
+    per_value = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1 + 4 / BLOCK, "int4": 0.5 + 4 / INT4_BLOCK}[codec.name]
     assert codec.wire_bytes(count) / count == pytest.approx(per_value, rel=1e-4)
 
 
-def test_blocks_keep_their_own_scales() -> None:
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_blocks_keep_their_own_scales(name: str) -> None:
     """A block of tiny values beside one of huge values keeps its digits; a block of zeros stays zero."""
     values = torch.cat([torch.full((BLOCK,), 1e30), torch.linspace(-1e-8, 1e-8, BLOCK), torch.zeros(BLOCK)])
-    arrived = through(CODECS["int8"], values)
-    torch.testing.assert_close(arrived[BLOCK : 2 * BLOCK], values[BLOCK : 2 * BLOCK], rtol=0, atol=1e-8 / 253)
+    arrived = through(CODECS[name], values)
+    step = 1e-8 / {"int8": 253, "int4": 13.9}[name]
+    torch.testing.assert_close(arrived[BLOCK : 2 * BLOCK], values[BLOCK : 2 * BLOCK], rtol=0, atol=step)
     assert bool((arrived[2 * BLOCK :] == 0).all())
 
 

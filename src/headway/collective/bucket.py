@@ -26,6 +26,7 @@ class Slot:
     number: int
     shared: Group | None  # other stages that hold it
     stride: tuple[int, ...]  # of its gradient: the parameter's own when that is dense
+    start: int = 0  # of its values in a bucket
     view: torch.Tensor | None = None
     bucket: Bucket | None = None
     seen: bool = False
@@ -36,6 +37,10 @@ class Slot:
         """Return the size of the gradient."""
         return self.parameter.numel() * self.parameter.element_size()
 
+    def place_in(self, values: torch.Tensor) -> torch.Tensor:
+        """Return this parameter's part of a bucket's values [n], in its gradient's shape and strides."""
+        return torch.as_strided(values, tuple(self.parameter.shape), self.stride, values.storage_offset() + self.start)
+
 
 @dataclass(eq=False)
 class Bucket:
@@ -45,6 +50,7 @@ class Bucket:
     flat: torch.Tensor | None = None
     values: torch.Tensor | None = None  # the part of `flat` that holds gradients
     flags: torch.Tensor | None = None  # the part that counts, for each parameter of the reducer, who had a gradient
+    residual: torch.Tensor | None = None  # what a codec lost of `values`, added to the next ones
     number: int = 0
     awaited: str = ""
     missing: int = 0
@@ -107,7 +113,7 @@ def _pack(slots: Sequence[Slot], bucket_bytes: int, direct_bytes: int) -> list[l
 
 def _single(slot: Slot) -> Bucket:
     bucket = Bucket([slot])
-    slot.view, slot.bucket = None, bucket
+    slot.view, slot.bucket, slot.start = None, bucket, 0
     return bucket
 
 
@@ -126,8 +132,8 @@ def _fill(pack: list[Slot], block: int, flags: int = 0, device: torch.device | N
     )
     bucket = Bucket(pack, flat, flat[:total], flat[total:] if flags else None)
     for slot, start in zip(pack, starts, strict=True):
-        slot.view = torch.as_strided(flat, tuple(slot.parameter.shape), slot.stride, start)
-        slot.bucket = bucket
+        slot.bucket, slot.start = bucket, start
+        slot.view = slot.place_in(flat)
     return bucket
 
 

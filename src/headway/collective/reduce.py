@@ -13,7 +13,6 @@ With a codec, gradients of float32 go the way of two_shot.py, by a thread beside
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,10 @@ from torch.nn import Parameter
 
 from headway.collective.bucket import MEBIBYTE, Bucket, Slot, alone_in_memory, flat, make_buckets, make_slot
 from headway.collective.codec import CODECS
+from headway.collective.feedback import lay, lost_by_name
+from headway.collective.same import check_same, not_coded
+from headway.collective.settle import settle
+from headway.collective.ties import sum_over_stages
 from headway.collective.two_shot import TwoShot
 from headway.collective.world import Group, World
 from headway.errors import RankError
@@ -33,8 +36,9 @@ class Reducer:
     `shared` names parameters that other stages hold too, with the group of ranks (one a stage) that hold them: their
     gradients are then summed over that group as well. Frozen parameters are left alone. A parameter of `direct_bytes`
     or more is reduced by itself, smaller ones in buckets of up to `bucket_bytes`. `codec` says how float32 crosses the
-    wire ("fp32", "fp16", "bf16", "int8"; all but the first round it); all ranks end with the same bits. Raises
+    wire ("fp32", "fp16", "bf16", "int8", "int4"; all but the first round it); all ranks end with the same bits. Raises
     RankError when the ranks of the group do not hold the same parameters, ValueError when no codec has that name.
+    "int4" keeps what rounding loses and adds it to the next gradient: `state_dict` has it, by parameter name.
 
     One step: `begin()`, backward any number of times, `arm()`, the last backward, `finish()`.
     Buckets after Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
@@ -74,11 +78,11 @@ class Reducer:
         self._order: list[int] | None = None  # in which gradients became ready, noted once
         self._hooks: list[Any] = []
         self.codec = codec
-        self._two_shot: TwoShot | None = None
+        self._sums: TwoShot | None = None
         if group.size > 1:
-            self._agree()
+            check_same(world, group, self._slots, f"codec {codec}")
         if group.size > 1 and not CODECS[codec].exact and any(_encodes(slot.parameter) for slot in self._slots):
-            self._two_shot = TwoShot(world, group, CODECS[codec])
+            self._sums = TwoShot(world, group, CODECS[codec])
         if group.size > 1 and self._slots:
             self._assign(list(reversed(self._slots)))
             self._order = []
@@ -90,19 +94,15 @@ class Reducer:
         return tuple(tuple(slot.name for slot in bucket.slots) for bucket in self._buckets)
 
     @property
+    def _feedback(self) -> bool:
+        return self._sums is not None and self._sums.codec.feedback
+
+    @property
     def exact(self) -> tuple[str, ...]:
         """Say which gradients are reduced exactly although a codec was asked for, and why: a sentence each dtype."""
         if CODECS[self.codec].exact or self._group.size == 1:
             return ()
-        names: dict[torch.dtype, list[str]] = {}
-        for slot in self._slots:
-            if not _encodes(slot.parameter):
-                names.setdefault(slot.parameter.dtype, []).append(slot.name)
-        return tuple(
-            f"{found[0]}{', ...' if len(found) > 1 else ''}: {len(found)} of {str(dtype).removeprefix('torch.')}, "
-            f"reduced exactly: {self.codec} is for float32"
-            for dtype, found in names.items()
-        )
+        return not_coded(self._slots, self.codec)
 
     def begin(self, scale: float = 1.0) -> None:
         """Start a step: gradients that are there already are kept aside, and added by `finish`.
@@ -164,9 +164,9 @@ class Reducer:
             if scale != 1.0 and bucket.values is not None:
                 bucket.values.mul_(scale)
         used = self._used()
-        self._reduce_shared(used)
+        sum_over_stages(self._world, self._shared, used)
         for slot in self._slots:
-            self._settle(slot, used[slot.number], scale)
+            settle(slot, used[slot.number], scale, self._group.size)
         self.unused = tuple(slot.name for slot in self._slots if not used[slot.number])
         if self._order:
             self._learn(self._order)
@@ -174,8 +174,8 @@ class Reducer:
 
     def close(self) -> None:
         """Take the hooks off the parameters, and end the thread that sums, if there is one."""
-        if self._two_shot is not None:
-            self._two_shot.close()
+        if self._sums is not None:
+            self._sums.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -249,8 +249,11 @@ class Reducer:
             if absent:
                 bucket.flags[absent] = 0.0
         values = tensor if bucket.values is None else bucket.values
-        if self._two_shot is not None and values.numel() and _encodes(values):
-            bucket.pending.append(self._two_shot.start(values, awaited=bucket.awaited))
+        if bucket.residual is not None and not self._feedback:
+            values.add_(bucket.residual)  # what an earlier codec, before a checkpoint, still owed
+            bucket.residual = None
+        if self._sums is not None and values.numel() and _encodes(values):
+            bucket.pending.append(self._sums.start(values, awaited=bucket.awaited, residual=bucket.residual))
             if bucket.flags is None:
                 return
             tensor = bucket.flags  # counts must be exact
@@ -268,69 +271,36 @@ class Reducer:
         assert flags is not None
         return [count > 0 for count in flags.tolist()]
 
-    def _reduce_shared(self, used: list[bool]) -> None:
-        """Sum the gradients of tied parameters over the stages that hold them."""
-        under_way = []
-        for slot in self._shared:
-            grad = slot.parameter.grad
-            buffer = torch.zeros(slot.parameter.numel() + 1, dtype=slot.parameter.dtype, device=slot.parameter.device)
-            if used[slot.number]:
-                assert grad is not None
-                buffer[:-1].view(slot.parameter.shape).copy_(grad)
-                buffer[-1] = 1.0
-            awaited = f"the gradient of {slot.name}, which stages share"
-            under_way.append((slot, buffer, self._world.start_all_reduce(buffer, slot.shared, awaited=awaited)))
-        for slot, buffer, pending in under_way:
-            pending.wait()
-            used[slot.number] = bool(buffer[-1].real > 0)
-            if used[slot.number]:
-                grad = torch.empty_like(slot.parameter, requires_grad=False)
-                slot.parameter.grad = grad.copy_(buffer[:-1].view(slot.parameter.shape))
+    # ---- state, and which buckets
 
-    def _settle(self, slot: Slot, used: bool, scale: float) -> None:
-        """Scale one reduced gradient, unless its bucket was, and add the earlier one."""
-        grad = slot.parameter.grad
-        earlier, slot.earlier = slot.earlier, None
-        if used and slot.view is not None:
-            grad = slot.parameter.grad = slot.view  # other ranks' sum, when this one had none
-        if not used or grad is None:
-            slot.parameter.grad = earlier
-            return
-        if scale != 1.0 and slot.view is None:
-            # What was reduced was alone from then on; gloo's threads may still hold it for a moment.
-            if not self._buckets and not alone_in_memory(grad):
-                grad = slot.parameter.grad = grad.clone()
-            grad.detach().mul_(scale)
-        if earlier is None:
-            return
-        if slot.view is not None:
-            grad.detach().add_(earlier)
-        elif earlier.requires_grad or grad.requires_grad or not alone_in_memory(earlier):
-            slot.parameter.grad = earlier + grad
-        else:
-            slot.parameter.grad = earlier.add_(grad)
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next gradients follow from, besides parameters and batches: this rank's own, copied.
 
-    # ---- which buckets
+        "codec" and "copies"; "order", the names in the order of the buckets, once it has been learned; "residuals",
+        what this rank's messages lost, by name. The sum of these over the ranks is what matters: see `load_state_dict`.
+        """
+        order = [slot.name for bucket in self._buckets for slot in bucket.slots] if self._order is None else []
+        residuals = {name: residual.clone() for name, residual in lost_by_name(self._buckets).items()}
+        return {"codec": self.codec, "copies": self._group.size, "order": order, "residuals": residuals}
 
-    def _agree(self) -> None:
-        """Check that all ranks of the group hold the same parameters."""
-        mine = [
-            (slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype), slot.parameter.stride())
-            for slot in self._slots
-        ]
-        digests = self._world.gather_objects(hashlib.sha256(repr(mine).encode()).hexdigest(), self._group)
-        if len(set(digests)) == 1:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; the same on every rank but for the residuals.
+
+        Continues bit for bit what the rank that wrote it would have done. Under another number of copies give each rank
+        an equal part of the sum of all residuals. A codec that keeps none adds them to the next gradients.
+        """
+        slots = {slot.name: slot for slot in self._slots}
+        if not self._buckets:
             return
-        lists = self._world.gather_objects(mine, self._group)
-        for rank, theirs in zip(self._group.ranks, lists, strict=True):
-            for number in range(max(len(mine), len(theirs))):
-                ours, other = (these[number] if number < len(these) else None for these in (lists[0], theirs))
-                if ours != other:
-                    raise RankError(
-                        f"ranks {self._group.ranks[0]} and {rank} do not hold the same parameters: number {number} is "
-                        f"{_written(ours)} on the one and {_written(other)} on the other",
-                        remedy="build the same model on every rank",
-                    )
+        kept = {name: residual for name, residual in state["residuals"].items() if name in slots}
+        for name, residual in kept.items():
+            if residual.shape != slots[name].parameter.shape:
+                raise ValueError(f"{name} is {list(slots[name].parameter.shape)}, what it lost {list(residual.shape)}")
+        order = list(state["order"])
+        if set(order) == self._names and len(order) == len(slots):
+            self._order = None
+            self._assign([slots[name] for name in order])
+        lay(self._buckets, kept, everywhere=self._feedback)
 
     def _learn(self, order: list[int]) -> None:
         """Take over the order in which the first rank's gradients became ready; the rest keep theirs, at the end."""
@@ -342,15 +312,13 @@ class Reducer:
             self._assign(slots)
 
     def _assign(self, slots: Sequence[Slot]) -> None:
-        block = CODECS[self.codec].block if self._two_shot is not None else 1
+        kept = lost_by_name(self._buckets)
+        block = CODECS[self.codec].block if self._sums is not None else 1
         self._buckets = make_buckets(
             slots, bucket_bytes=self._bucket_bytes, direct_bytes=self._direct_bytes, block=block
         )
+        lay(self._buckets, kept, everywhere=self._feedback)
 
 
 def _encodes(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.float32
-
-
-def _written(parameter: tuple[Any, ...] | None) -> str:
-    return "absent" if parameter is None else f"{parameter[0]} {list(parameter[1])} {parameter[2]}"

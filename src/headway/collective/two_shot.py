@@ -9,6 +9,9 @@ Rounds follow each other without a pause, also from one tensor to the next: whil
 and summed. All messages of a round are awaited before anything is sent, so that none waits for its receiver. Each
 value is rounded twice, on its way to the owner and on its way back, whatever the number of ranks; a ring would round
 at every hop.
+
+With a residual (error feedback) each rank first adds what its earlier messages lost, and keeps what this one loses: of
+other ranks' pieces on the first way, of its own piece on the second. The sum over ranks is all that the wire owes.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from headway.collective.codec import Codec
+from headway.collective.pieces import by_collectives, lost, part_of
 from headway.collective.world import Group, Pending, World
 
 ROUND_VALUES = 1 << 20
@@ -42,9 +45,10 @@ TAG_BASES = 256
 class Reduction:
     """A sum under way; the tensor may be read after `wait`."""
 
-    def __init__(self, values: torch.Tensor, awaited: str) -> None:
+    def __init__(self, values: torch.Tensor, awaited: str, residual: torch.Tensor | None = None) -> None:
         self.values = values
         self.awaited = awaited
+        self.residual = residual
         self.rounds_left = 0
         self.error: BaseException | None = None
         self.complete = threading.Event()
@@ -85,15 +89,18 @@ class TwoShot:
         # The thread knows the worker only, so that this object goes when its user does, and ends the thread.
         self._end = weakref.finalize(self, self._started.put, None)
 
-    def start(self, values: torch.Tensor, awaited: str = "a sum") -> Reduction:
-        """Begin to sum `values` (float32 [n], contiguous) in place, and return; do not touch them until `wait`."""
+    def start(self, values: torch.Tensor, awaited: str = "a sum", *, residual: torch.Tensor | None = None) -> Reduction:
+        """Begin to sum `values` (float32 [n], contiguous) in place, and return; do not touch them until `wait`.
+
+        `residual` [n] is added first, and overwritten by what this rank's messages lose.
+        """
         if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
             raise ValueError(f"a codec takes contiguous float32 [n], got {values.dtype} {list(values.shape)}")
-        reduction = Reduction(values.detach(), awaited)
+        reduction = Reduction(values.detach(), awaited, residual)
         if self._group.size == 1 or not values.numel():
             reduction.complete.set()
         elif values.device.type != "cpu":
-            by_collectives(self._world, self._group, self.codec, reduction.values, awaited)
+            by_collectives(self._world, self._group, self.codec, reduction.values, awaited, residual)
             reduction.complete.set()
         else:
             if self._thread is None:
@@ -113,6 +120,7 @@ class _Messages:
 
     number: int = 0
     values: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
     reduction: Reduction | None = None
     to_owner: dict[int, torch.Tensor] = field(default_factory=dict)
     to_me: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -208,9 +216,11 @@ class _Worker:
         size = self._piece * self._group.size
         parts = reduction.values.split(size)
         reduction.rounds_left = len(parts)
-        for values in parts:
+        residuals = [None] * len(parts) if reduction.residual is None else reduction.residual.split(size)
+        for values, residual in zip(parts, residuals, strict=True):
             messages = self._buffers()
-            messages.values, messages.reduction, messages.number = values, reduction, self._rounds
+            messages.values, messages.residual = values, residual
+            messages.reduction, messages.number = reduction, self._rounds
             self._rounds += 1
             yield messages
 
@@ -237,12 +247,16 @@ class _Worker:
             if theirs.numel():
                 buffer = _buffer(messages.results, peer, self._codec.wire_bytes(theirs.numel()))
                 messages.results_coming[peer] = self._receive(messages, buffer, peer, 1)
+        if messages.residual is not None:
+            values.add_(messages.residual)
         for peer in self._peers:
             theirs = self._part(messages, peer)
             if theirs.numel():
                 buffer = _buffer(messages.to_owner, peer, self._codec.wire_bytes(theirs.numel()))
                 self._codec.encode(theirs, buffer, self._scratch)
                 messages.sends.append(self._send(messages, buffer, peer, 0))
+                if messages.residual is not None:
+                    lost(self._codec, theirs, buffer, self._residual(messages, peer), self._scratch)
         self._scattered.append(messages)
 
     def _sum(self, messages: _Messages) -> None:
@@ -258,6 +272,8 @@ class _Worker:
             self._codec.encode(mine, result, self._scratch)
             for peer in self._peers:
                 messages.sends.append(self._send(messages, result, peer, 1))
+            if messages.residual is not None:
+                lost(self._codec, mine, result, self._residual(messages, self._me), self._scratch)
             self._codec.decode(result, mine, self._scratch)
         self._summed.append(messages)
 
@@ -270,7 +286,7 @@ class _Worker:
                 self._codec.decode(message, theirs, self._scratch)
         reduction = messages.reduction
         assert reduction is not None
-        messages.values = messages.reduction = None
+        messages.values = messages.residual = messages.reduction = None
         self._sent.append(messages)
         reduction.rounds_left -= 1
         if not reduction.rounds_left:
@@ -282,6 +298,10 @@ class _Worker:
     def _part(self, messages: _Messages, owner: int) -> torch.Tensor:
         assert messages.values is not None
         return part_of(messages.values, owner, self._group.size, self._codec.block)
+
+    def _residual(self, messages: _Messages, owner: int) -> torch.Tensor:
+        assert messages.residual is not None
+        return part_of(messages.residual, owner, self._group.size, self._codec.block)
 
     def _send(self, messages: _Messages, buffer: torch.Tensor, peer: int, shot: int) -> Pending:
         return self._post(self._group.handle.send, messages, buffer, peer, shot, "to take")
@@ -298,46 +318,6 @@ class _Worker:
         tag = self._tag_base << TAG_SHIFT | messages.number % (1 << ROUND_BITS - 1) << 1 | shot
         work = self._world.guard(awaited, peers, lambda: call([buffer], peer, tag))
         return Pending(work, awaited, peers, self._world.deadline, buffer)
-
-
-def part_of(values: torch.Tensor, owner: int, num_ranks: int, block: int) -> torch.Tensor:
-    """Return the piece of `values` [n] that the group's rank number `owner` sums; whole blocks but for the last."""
-    each = -(-values.numel() // (num_ranks * block)) * block
-    return values[min(owner * each, values.numel()) : (owner + 1) * each]
-
-
-def by_collectives(world: World, group: Group, codec: Codec, values: torch.Tensor, awaited: str = "a sum") -> None:
-    """Sum `values` in place in one round, by an all-to-all and an all-gather: for devices whose messages have no tags.
-
-    The same sums as in rounds, where the codec's scales do not depend on the size of a message (not so for fp16).
-    """
-    assert group.index is not None
-    peers = world.others(group)
-    parts = [part_of(values, owner, group.size, codec.block) for owner in range(group.size)]
-    size = -(-codec.wire_bytes(parts[0].numel()) // 16) * 16
-    mine = parts[group.index]
-    scratch = torch.empty(parts[0].numel(), device=values.device)
-    out = torch.zeros(group.size, size, dtype=torch.uint8, device=values.device)
-    into = torch.empty_like(out)
-    for owner, part in enumerate(parts):
-        if owner != group.index and part.numel():
-            codec.encode(part, out[owner, : codec.wire_bytes(part.numel())], scratch)
-    work = world.guard(awaited, peers, lambda: dist.all_to_all_single(into, out, group=group.handle, async_op=True))
-    Pending(work, awaited, peers, world.deadline, (into, out)).wait()
-    result = torch.zeros(size, dtype=torch.uint8, device=values.device)
-    if mine.numel():
-        length = codec.wire_bytes(mine.numel())
-        for step in range(1, group.size):
-            codec.accumulate(into[(group.index + step) % group.size, :length], mine, scratch)
-        codec.encode(mine, result[:length], scratch)
-    flat = into.view(-1)
-    work = world.guard(
-        awaited, peers, lambda: dist.all_gather_into_tensor(flat, result, group=group.handle, async_op=True)
-    )
-    Pending(work, awaited, peers, world.deadline, (into, result)).wait()
-    for owner, part in enumerate(parts):
-        if part.numel():
-            codec.decode(into[owner, : codec.wire_bytes(part.numel())], part, scratch)
 
 
 def _let_go(messages: _Messages) -> None:

@@ -11,7 +11,9 @@ from headway.cost.model import exposed_reduce_seconds
 from headway.graph.model import ModelGraph
 from headway.units import format_rate, format_seconds
 
-PARTS: Mapping[str, float] = MappingProxyType({"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": (512 + 4) / 2048})
+PARTS: Mapping[str, float] = MappingProxyType(
+    {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": (512 + 4) / 2048, "int4": (64 + 4) / 512}
+)
 """Bytes that each codec puts on the wire, as a part of float32's; the least lossy first."""
 
 MENUS: Mapping[str, tuple[str, ...]] = MappingProxyType(
