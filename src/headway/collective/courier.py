@@ -1,0 +1,296 @@
+"""Courier: carries tensors to the one rank of a group that owns them, which sums them, and from there to everyone.
+
+    collect    every other rank sends its values to the owner, encoded or as they lie; the owner adds them to its own
+    spread     the owner sends its values to every other rank, as they lie
+
+With owners spread evenly over the ranks, a collect of everything is a reduce-scatter and a spread an all-gather: each
+rank sends and receives (n - 1) / n of all bytes. The owner awaits a piece from every rank before any is sent, so no
+sender waits for its receiver, and adds the pieces in one fixed order. Pieces of about 1 MB follow each other without a
+pause, also from one tensor to the next.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headway.collective.codec import Codec
+from headway.collective.two_shot import LAST_TAG_BASE, TAG_BASES, TAG_SHIFT
+from headway.collective.world import Group, Pending, World
+
+PIECE_BYTES = 2 << 20
+"""Bytes that an owner gets of one piece, over all senders, where they come as they lie."""
+
+LEAST_PIECE = 1 << 16
+"""Values of a piece at least, so that many ranks do not mean many small messages."""
+
+DEPTH = 6
+"""Pieces under way at a time."""
+
+NUMBERS = 1 << TAG_SHIFT
+
+
+class Delivery:
+    """A collect or a spread under way; the values may be read or written after `wait`."""
+
+    def __init__(self) -> None:
+        self.pieces_left = 0
+        self.error: BaseException | None = None
+        self.complete = threading.Event()
+
+    def wait(self) -> None:
+        """Wait until all has come and gone. Raises PeerError when a peer is lost or late."""
+        # Each wait of the worker has the world's deadline, so this one always comes to an end.
+        while not self.complete.wait(1.0):
+            continue
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """What was asked for: `values` [n] go to `owner` (an index in the group), or from there to everyone."""
+
+    delivery: Delivery
+    values: torch.Tensor
+    owner: int
+    collect: bool
+    awaited: str
+
+
+@dataclass(eq=False)
+class _Piece:
+    """A part of a task on the wire: messages of others by peer, what is being sent, and the memory for it."""
+
+    delivery: Delivery
+    values: torch.Tensor
+    coded: bool
+    add: bool = False
+    coming: list[tuple[Pending, torch.Tensor]] = field(default_factory=list)
+    going: list[Pending] = field(default_factory=list)
+    buffers: list[torch.Tensor] = field(default_factory=list)
+
+
+class Courier:
+    """Carries tensors between the ranks of `group`, in the order of `collect` and `spread`, the same on every member.
+
+    `codec` writes float32 on its way to the owner; everything else, and all that is spread, is exact. On the CPU a
+    thread does the work, beside whatever the caller computes.
+    """
+
+    def __init__(self, world: World, group: Group, codec: Codec | None = None, *, depth: int = DEPTH) -> None:
+        self._world, self._group = world, group
+        self._codec = None if codec is None or codec.exact else codec
+        self._started: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        tag_base = LAST_TAG_BASE - next(group.numbers) % TAG_BASES
+        self._worker = _Worker(world, group, self._codec, self._started, depth, tag_base)
+        self._thread: threading.Thread | None = None
+        # The thread knows the worker only, so that this object goes when its user does, and ends the thread.
+        self._end = weakref.finalize(self, self._started.put, None)
+
+    def collect(self, values: torch.Tensor, owner: int, awaited: str = "a sum") -> Delivery:
+        """Begin to add every rank's `values` (contiguous [n]) to those of the group's rank number `owner`, in place.
+
+        On other ranks they must stay as they are until `wait`.
+        """
+        return self._start(values, owner, True, awaited)
+
+    def spread(self, values: torch.Tensor, owner: int, awaited: str = "values") -> Delivery:
+        """Begin to overwrite every other rank's `values` (contiguous [n]) by those of rank number `owner`."""
+        return self._start(values, owner, False, awaited)
+
+    def close(self) -> None:
+        """End the thread, after what was started."""
+        self._end()
+
+    def _start(self, values: torch.Tensor, owner: int, collect: bool, awaited: str) -> Delivery:
+        if values.dim() != 1 or not values.is_contiguous():
+            raise ValueError(f"a courier takes contiguous [n], got {list(values.shape)}, strides {values.stride()}")
+        task = _Task(Delivery(), values.detach(), owner, collect, awaited)
+        if self._group.size == 1 or not values.numel():
+            task.delivery.complete.set()
+        elif values.device.type != "cpu":
+            by_collectives(self._world, self._group, self._codec, task.values, owner, collect, awaited)
+            task.delivery.complete.set()
+        else:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._worker.run, name="courier", daemon=True)
+                self._thread.start()
+            self._started.put(task)
+        return task.delivery
+
+
+class _Worker:
+    """What the thread does: keeps `depth` pieces on the wire, oldest first."""
+
+    def __init__(
+        self,
+        world: World,
+        group: Group,
+        codec: Codec | None,
+        started: queue.SimpleQueue[_Task | None],
+        depth: int,
+        tag_base: int,
+    ) -> None:
+        assert group.index is not None
+        self._world, self._group, self._codec, self._started = world, group, codec, started
+        self._depth, self._tag_base, self._me = depth, tag_base, group.index
+        # Each rank begins with its successor, so that no receiver is everybody's first.
+        self._peers = [(group.index + step) % group.size for step in range(1, group.size)]
+        self._waiting: Iterator[_Piece] = iter(())
+        self._open: deque[_Piece] = deque()
+        self._free: list[torch.Tensor] = []
+        self._scratch = torch.empty(0)
+        self._number = 0
+        self._last = Delivery()  # what was put on the wire last, at least in part
+
+    def run(self) -> None:
+        """Work until None is taken from the queue. After a failure every delivery fails with the same error."""
+        try:
+            with torch.no_grad():
+                while (found := self._next(block=not self._open)) is not None or self._open:
+                    if found is not None:
+                        self._open.append(found)
+                    if found is None or len(self._open) >= self._depth:
+                        self._finish(self._open.popleft())
+            return
+        except BaseException as caught:
+            error = caught
+        for delivery in (*(piece.delivery for piece in self._open), self._last):
+            delivery.error = error
+            delivery.complete.set()
+        self._waiting = iter(())
+        while (late := self._started.get()) is not None:
+            late.delivery.error = error
+            late.delivery.complete.set()
+
+    def _next(self, block: bool) -> _Piece | None:
+        """Put the next piece on the wire; None when there is none now, or, with `block`, at the end."""
+        while True:
+            found = next(self._waiting, None)
+            if found is not None:
+                return found
+            try:
+                task = self._started.get(block=block)
+            except queue.Empty:
+                return None
+            if task is None:
+                if not block:
+                    self._started.put(None)  # seen again when all is done
+                return None
+            self._waiting = self._pieces(task)
+
+    def _pieces(self, task: _Task) -> Iterator[_Piece]:
+        coded = task.collect and self._codec is not None and task.values.dtype == torch.float32
+        block = self._codec.block if coded and self._codec is not None else 1
+        size = max(LEAST_PIECE, PIECE_BYTES // task.values.element_size() // len(self._peers) // block * block)
+        parts = task.values.split(size) if task.collect else (task.values,)
+        task.delivery.pieces_left = len(parts)
+        self._last = task.delivery
+        for values in parts:
+            self._number += 1
+            piece = _Piece(task.delivery, values, coded)
+            (self._collect if task.collect else self._spread)(piece, task)
+            yield piece
+
+    # ---- putting a piece on the wire, and taking it off
+
+    def _collect(self, piece: _Piece, task: _Task) -> None:
+        message = piece.values.view(torch.uint8)
+        size = self._codec.wire_bytes(piece.values.numel()) if piece.coded and self._codec else message.numel()
+        if piece.coded and self._scratch.numel() < piece.values.numel():
+            self._scratch = torch.empty(-(-piece.values.numel() // 1024) * 1024)
+        if task.owner == self._me:
+            piece.add = True
+            for peer in self._peers:
+                buffer = self._buffer(piece, size)
+                piece.coming.append((self._post("recv", buffer, peer, task, "to send its part of"), buffer))
+            return
+        if piece.coded and self._codec is not None:
+            message = self._buffer(piece, size)
+            self._codec.encode(piece.values, message, self._scratch)
+        piece.going.append(self._post("send", message, task.owner, task, "to take its part of"))
+
+    def _spread(self, piece: _Piece, task: _Task) -> None:
+        message = piece.values.view(torch.uint8)
+        if task.owner == self._me:
+            piece.going += [self._post("send", message, peer, task, "to take") for peer in self._peers]
+        else:
+            piece.coming.append((self._post("recv", message, task.owner, task, "to send"), message))
+
+    def _finish(self, piece: _Piece) -> None:
+        try:
+            for pending, message in piece.coming:
+                pending.wait()
+                if not piece.add:
+                    continue
+                if piece.coded and self._codec is not None:
+                    self._codec.accumulate(message, piece.values, self._scratch)
+                else:
+                    piece.values.add_(message.view(piece.values.dtype))
+            for pending in piece.going:
+                pending.wait()
+        except BaseException as error:
+            piece.delivery.error = error
+            piece.delivery.complete.set()
+            raise
+        self._free += piece.buffers
+        piece.delivery.pieces_left -= 1
+        if not piece.delivery.pieces_left:
+            piece.delivery.complete.set()
+
+    # ---- messages
+
+    def _buffer(self, piece: _Piece, size: int) -> torch.Tensor:
+        """Return a message of `size` bytes, in memory that is free or new."""
+        place = next((i for i, buffer in enumerate(self._free) if buffer.numel() >= size), None)
+        if place is not None:
+            whole = self._free.pop(place)
+        else:
+            if self._free:
+                self._free.pop()  # a larger one takes its place, so that there are never more than were needed at once
+            whole = torch.empty(size, dtype=torch.uint8)
+        piece.buffers.append(whole)
+        return whole[:size]
+
+    def _post(self, way: str, message: torch.Tensor, peer: int, task: _Task, verb: str) -> Pending:
+        call: Callable[..., Any] = self._group.handle.send if way == "send" else self._group.handle.recv
+        peers = (self._group.ranks[peer],)
+        awaited = f"rank {peers[0]} {verb} {task.awaited}"
+        tag = self._tag_base << TAG_SHIFT | self._number % NUMBERS
+        work = self._world.guard(awaited, peers, lambda: call([message], peer, tag))
+        return Pending(work, awaited, peers, self._world.deadline, message)
+
+
+def by_collectives(
+    world: World, group: Group, codec: Codec | None, values: torch.Tensor, owner: int, collect: bool, awaited: str
+) -> None:
+    """Collect or spread `values` by torch's collectives: for devices whose messages have no tags."""
+    assert group.index is not None
+    peers, root, mine = world.others(group), group.ranks[owner], owner == group.index
+
+    def done(call: Callable[[], Any], keep: object) -> None:
+        Pending(world.guard(awaited, peers, call), awaited, peers, world.deadline, keep).wait()
+
+    if not collect:
+        done(lambda: dist.broadcast(values, src=root, group=group.handle, async_op=True), values)
+    elif codec is None or values.dtype != torch.float32:
+        total = values if mine else values.clone()  # what is not the root's may be overwritten
+        done(lambda: dist.reduce(total, dst=root, group=group.handle, async_op=True), total)
+    else:
+        scratch = torch.empty(-(-values.numel() // 1024) * 1024, device=values.device)
+        message = torch.zeros(codec.wire_bytes(values.numel()), dtype=torch.uint8, device=values.device)
+        if not mine:
+            codec.encode(values, message, scratch)
+        parts = [torch.empty_like(message) for _ in group.ranks] if mine else []
+        done(lambda: dist.gather(message, parts or None, dst=root, group=group.handle, async_op=True), (message, parts))
+        for part in parts[group.index + 1 :] + parts[: group.index]:
+            codec.accumulate(part, values, scratch)
