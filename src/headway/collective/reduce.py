@@ -20,12 +20,11 @@ import torch
 from torch.nn import Parameter
 
 from headway.collective.bucket import MEBIBYTE, Bucket, Slot, alone_in_memory, flat, make_buckets, make_slot
-from headway.collective.codec import CODECS
 from headway.collective.feedback import lay, lost_by_name
 from headway.collective.same import check_same, not_coded
 from headway.collective.settle import settle
+from headway.collective.sums import LowRank, Sums, is_exact, make_sums
 from headway.collective.ties import sum_over_stages
-from headway.collective.two_shot import TwoShot
 from headway.collective.world import Group, World
 from headway.errors import RankError
 
@@ -36,9 +35,9 @@ class Reducer:
     `shared` names parameters that other stages hold too, with the group of ranks (one a stage) that hold them: their
     gradients are then summed over that group as well. Frozen parameters are left alone. A parameter of `direct_bytes`
     or more is reduced by itself, smaller ones in buckets of up to `bucket_bytes`. `codec` says how float32 crosses the
-    wire ("fp32", "fp16", "bf16", "int8", "int4"; all but the first round it); all ranks end with the same bits. Raises
-    RankError when the ranks of the group do not hold the same parameters, ValueError when no codec has that name.
-    "int4" keeps what rounding loses and adds it to the next gradient: `state_dict` has it, by parameter name.
+    wire ("fp32", "fp16", "bf16", "int8", "int4", "powersgd:RANK"; all but the first lose something); all ranks end with
+    the same bits. The last two keep what they lose and add it to the next gradient: `state_dict` has it, by name.
+    Raises RankError when ranks of the group hold other parameters, ValueError when no codec has that name.
 
     One step: `begin()`, backward any number of times, `arm()`, the last backward, `finish()`.
     Buckets after Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
@@ -55,8 +54,7 @@ class Reducer:
         shared: Mapping[str, Group] | None = None,
         codec: str = "fp32",
     ) -> None:
-        if codec not in CODECS:
-            raise ValueError(f"no codec {codec!r}: one of {', '.join(CODECS)}")
+        coded = not is_exact(codec)
         self._world = world
         self._group = group
         self._bucket_bytes = bucket_bytes
@@ -78,11 +76,11 @@ class Reducer:
         self._order: list[int] | None = None  # in which gradients became ready, noted once
         self._hooks: list[Any] = []
         self.codec = codec
-        self._sums: TwoShot | None = None
+        self._sums: Sums | None = None
         if group.size > 1:
             check_same(world, group, self._slots, f"codec {codec}")
-        if group.size > 1 and not CODECS[codec].exact and any(_encodes(slot.parameter) for slot in self._slots):
-            self._sums = TwoShot(world, group, CODECS[codec])
+        if group.size > 1 and coded and any(_encodes(slot.parameter) for slot in self._slots):
+            self._sums = make_sums(world, group, codec)
         if group.size > 1 and self._slots:
             self._assign(list(reversed(self._slots)))
             self._order = []
@@ -95,12 +93,12 @@ class Reducer:
 
     @property
     def _feedback(self) -> bool:
-        return self._sums is not None and self._sums.codec.feedback
+        return self._sums is not None and self._sums.feedback
 
     @property
     def exact(self) -> tuple[str, ...]:
         """Say which gradients are reduced exactly although a codec was asked for, and why: a sentence each dtype."""
-        if CODECS[self.codec].exact or self._group.size == 1:
+        if is_exact(self.codec) or self._group.size == 1:
             return ()
         return not_coded(self._slots, self.codec)
 
@@ -253,7 +251,9 @@ class Reducer:
             values.add_(bucket.residual)  # what an earlier codec, before a checkpoint, still owed
             bucket.residual = None
         if self._sums is not None and values.numel() and _encodes(values):
-            bucket.pending.append(self._sums.start(values, awaited=bucket.awaited, residual=bucket.residual))
+            bucket.pending.append(
+                self._sums.start(values, bucket.awaited, residual=bucket.residual, slots=bucket.slots)
+            )
             if bucket.flags is None:
                 return
             tensor = bucket.flags  # counts must be exact
@@ -277,11 +277,19 @@ class Reducer:
         """Return what the next gradients follow from, besides parameters and batches: this rank's own, copied.
 
         "codec" and "copies"; "order", the names in the order of the buckets, once it has been learned; "residuals",
-        what this rank's messages lost, by name. The sum of these over the ranks is what matters: see `load_state_dict`.
+        what this rank's messages lost, by name (what matters is the sum of these over the ranks: `load_state_dict`);
+        "bases", what powersgd begins its next step with.
         """
         order = [slot.name for bucket in self._buckets for slot in bucket.slots] if self._order is None else []
         residuals = {name: residual.clone() for name, residual in lost_by_name(self._buckets).items()}
-        return {"codec": self.codec, "copies": self._group.size, "order": order, "residuals": residuals}
+        bases = dict(self._sums.bases) if isinstance(self._sums, LowRank) else {}
+        return {
+            "codec": self.codec,
+            "copies": self._group.size,
+            "order": order,
+            "residuals": residuals,
+            "bases": bases,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; the same on every rank but for the residuals.
@@ -300,6 +308,8 @@ class Reducer:
         if set(order) == self._names and len(order) == len(slots):
             self._order = None
             self._assign([slots[name] for name in order])
+        if isinstance(self._sums, LowRank):
+            self._sums.bases.update(state.get("bases", {}))
         lay(self._buckets, kept, everywhere=self._feedback)
 
     def _learn(self, order: list[int]) -> None:
@@ -313,7 +323,7 @@ class Reducer:
 
     def _assign(self, slots: Sequence[Slot]) -> None:
         kept = lost_by_name(self._buckets)
-        block = CODECS[self.codec].block if self._sums is not None else 1
+        block = self._sums.block if self._sums is not None else 1
         self._buckets = make_buckets(
             slots, bucket_bytes=self._bucket_bytes, direct_bytes=self._direct_bytes, block=block
         )

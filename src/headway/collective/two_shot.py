@@ -20,7 +20,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,7 @@ class TwoShot:
         self, world: World, group: Group, codec: Codec, *, round_values: int = ROUND_VALUES, depth: int = DEPTH
     ) -> None:
         self.codec = codec
+        self.feedback, self.block = codec.feedback, codec.block
         self._group = group
         self._world = world
         self._started: queue.SimpleQueue[Reduction | None] = queue.SimpleQueue()
@@ -89,10 +90,18 @@ class TwoShot:
         # The thread knows the worker only, so that this object goes when its user does, and ends the thread.
         self._end = weakref.finalize(self, self._started.put, None)
 
-    def start(self, values: torch.Tensor, awaited: str = "a sum", *, residual: torch.Tensor | None = None) -> Reduction:
+    def start(
+        self,
+        values: torch.Tensor,
+        awaited: str = "a sum",
+        *,
+        residual: torch.Tensor | None = None,
+        slots: Sequence[object] = (),
+    ) -> Reduction:
         """Begin to sum `values` (float32 [n], contiguous) in place, and return; do not touch them until `wait`.
 
-        `residual` [n] is added first, and overwritten by what this rank's messages lose.
+        `residual` [n] is added first, and overwritten by what this rank's messages lose. Which parameters lie there
+        (`slots`) makes no difference here.
         """
         if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
             raise ValueError(f"a codec takes contiguous float32 [n], got {values.dtype} {list(values.shape)}")

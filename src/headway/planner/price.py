@@ -14,7 +14,7 @@ from headway.graph.model import ModelGraph
 from headway.layout.mesh import Mesh
 from headway.layout.split import Split, split
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
-from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, pick
+from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, float32_shapes, pick
 from headway.schedule.action import Schedule
 from headway.schedule.catalogue import CATALOGUE, build
 from headway.schedule.simulate import simulate
@@ -217,9 +217,11 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
             )
         )
         rest = choice.num_micro_batches * (stages[-1].forward + backward) + stages[-1].update
-        coded, other = bytes_by_kind(graph, [name for name in names if name in part.parameters])
+        own = [name for name in names if name in part.parameters]
+        coded, other = bytes_by_kind(graph, own)
         link = setting.cluster.link(group)
-        reductions.append(Reduction(coded, other, choice.data, link, backward, tied, rest))
+        shapes = float32_shapes(graph, own)
+        reductions.append(Reduction(coded, other, choice.data, link, backward, tied, rest, shapes))
     groups = choice.mesh.groups("data")
     apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in groups)
     wire, why = pick(setting.wires, reductions, apart)

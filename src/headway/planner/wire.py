@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
 from headway.cost.cluster import Cluster, Link
@@ -21,6 +22,12 @@ MENUS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """From what is chosen, by measurement: 8 bits only when the user allows them."""
 
+LOW_RANK, DEFAULT_RANK = "powersgd", 4
+"""The codec that sends factors of matrices: "powersgd", or "powersgd:8" for another rank than 4."""
+
+FEEDBACK = ("int4", LOW_RANK)
+"""Codecs that keep what they lose and add it to the next gradient: a rank has it in float32."""
+
 NEARLY = 0.05
 """A lossier codec has to save more than this part of a step."""
 
@@ -30,11 +37,20 @@ PASSES = 6
 
 @dataclass(frozen=True)
 class Wire:
-    """A codec: `part` of float32's bytes on the wire, `work` seconds of a rank for each byte of float32."""
+    """A codec: `part` of float32's bytes on the wire, `work` seconds of a rank for each byte of float32.
+
+    With a `rank`, the part depends on the shapes of the parameters.
+    """
 
     codec: str
     part: float
     work: float = 0.0
+    rank: int | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a rank keeps what this codec loses."""
+        return self.codec.partition(":")[0] in FEEDBACK
 
 
 ROUND_BYTES = 4 << 20
@@ -52,7 +68,7 @@ class Reduction:
     """What one stage reduces: bytes of float32 and of other dtypes, between `copies` over `link`.
 
     `backward` are the seconds that can hide it, `tied` those of summing tied parameters over stages, `rest` those of
-    the stage's step without any reduction.
+    the stage's step without any reduction. `shapes` are those of the float32 parameters.
     """
 
     coded_bytes: int
@@ -62,19 +78,27 @@ class Reduction:
     backward: float
     tied: float
     rest: float
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def part(self, wire: Wire) -> float:
+        """Return how many of float32's bytes a codec puts on the wire, as a part."""
+        if wire.rank is None or not self.coded_bytes:
+            return wire.part
+        return sum(4 * low_rank_count(shape, wire.rank) for shape in self.shapes) / self.coded_bytes
 
     def seconds(self, wire: Wire) -> float:
         """Return the seconds that the reduction adds to the step; a codec's own work is not hidden by anything."""
-        size = round(self.coded_bytes * wire.part) + self.other_bytes
+        size = round(self.coded_bytes * self.part(wire)) + self.other_bytes
         work = wire.work * self.coded_bytes if self.copies > 1 else 0.0
         return exposed_reduce_seconds(size, self.copies, self.link, self.backward) + work + self.tied
 
     def buffer_bytes(self, wire: Wire) -> int:
-        """Return the bytes of messages that a rank keeps: pieces to and from each other rank, its sum, their sums."""
+        """Return the bytes that a rank keeps: messages to and from each other rank, sums, and what a codec lost."""
         if self.copies < 2 or wire.codec == "fp32" or not self.coded_bytes:
             return 0
         messages = (3 * (self.copies - 1) + 1) / self.copies
-        return round(ROUNDS * messages * min(ROUND_BYTES, self.coded_bytes) * wire.part)
+        kept = self.coded_bytes if wire.keeps else 0
+        return kept + round(ROUNDS * messages * min(ROUND_BYTES, self.coded_bytes) * self.part(wire))
 
 
 def menu(asked: str | None, work: Mapping[str, float] | None, cluster: Cluster) -> tuple[Wire, ...]:
@@ -82,14 +106,17 @@ def menu(asked: str | None, work: Mapping[str, float] | None, cluster: Cluster) 
 
     `work` are measured seconds by codec for each byte. Where nothing was measured, only what was asked for is there.
     """
-    if asked in PARTS:
+    rank = low_rank(asked or "")
+    if asked in PARTS or rank is not None:
         names: tuple[str, ...] = (str(asked),)
     else:
         known = work is not None or asked == "auto8" or cluster.hosts == 1
         names = MENUS[asked or "auto"] if known else ("fp32",)
     guess = PASSES / (cluster.device.bandwidth * cluster.device.bandwidth_efficiency)
     given = work or {}
-    return tuple(EXACT if name == "fp32" else Wire(name, PARTS[name], given.get(name, guess)) for name in names)
+    return tuple(
+        EXACT if name == "fp32" else Wire(name, PARTS.get(name, 1.0), given.get(name, guess), rank) for name in names
+    )
 
 
 def pick(wires: Sequence[Wire], reductions: Sequence[Reduction], apart: bool) -> tuple[Wire, str | None]:
@@ -122,6 +149,38 @@ def pick(wires: Sequence[Wire], reductions: Sequence[Reduction], apart: bool) ->
     )
 
 
+def low_rank(codec: str) -> int | None:
+    """Return the rank of "powersgd" (4) and "powersgd:RANK"; None for what is neither."""
+    name, colon, rank = codec.partition(":")
+    if name != LOW_RANK or (colon and not (rank.isdecimal() and int(rank) > 0)):
+        return None
+    return int(rank) if colon else DEFAULT_RANK
+
+
+def factors(shape: tuple[int, ...], rank: int) -> tuple[int, int, int] | None:
+    """Return (rows, columns, rank) of the matrix that a parameter is sent as factors of; None: it is sent as it is.
+
+    Rows are dim 0, columns all others. Factors have to be at most half as large.
+    """
+    if len(shape) < 2 or 0 in shape:
+        return None
+    rows, columns = shape[0], prod(shape[1:])
+    rank = min(rank, rows, columns)
+    return (rows, columns, rank) if 2 * rank * (rows + columns) <= rows * columns else None
+
+
+def low_rank_count(shape: tuple[int, ...], rank: int) -> int:
+    """Return how many values cross for a parameter under "powersgd:rank"."""
+    found = factors(shape, rank)
+    return prod(shape) if found is None else found[2] * (found[0] + found[1])
+
+
+def float32_shapes(graph: ModelGraph, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the trainable parameters of float32; a tied one once."""
+    infos = {graph.parameter[name].name: graph.parameter[name] for name in names}.values()
+    return tuple(info.shape for info in infos if info.trainable and not info.is_buffer and info.dtype == "float32")
+
+
 def bytes_by_kind(graph: ModelGraph, names: Sequence[str]) -> tuple[int, int]:
     """Return the bytes of trainable parameters of float32, which codecs are for, and of others; a tied one once."""
     infos = {graph.parameter[name].name: graph.parameter[name] for name in names}.values()
@@ -138,4 +197,6 @@ def _named(wire: Wire, reductions: Sequence[Reduction], copies: int) -> str | No
     if other and not any(r.coded_bytes for r in reductions):
         return f"gradients are reduced exactly: {wire.codec} is for float32"
     rest = ", those of other dtypes exactly" if other else ""
-    return f"{some} cross as {wire.codec}, as asked: {wire.part:.0%} of the bytes of an exact reduction{rest}"
+    part = max(r.part(wire) for r in reductions)
+    later = "; what that leaves out is added to the next gradients" if wire.keeps else ""
+    return f"{some} cross as {wire.codec}, as asked: {part:.0%} of the bytes of an exact reduction{rest}{later}"
