@@ -54,7 +54,7 @@ def by_collectives(
             if (remains := owed[owner]) is not None:
                 lost(codec, part, message, remains, scratch)
     work = world.guard(awaited, peers, lambda: dist.all_to_all_single(into, out, group=group.handle, async_op=True))
-    Pending(work, awaited, peers, world.deadline, (into, out)).wait()
+    Pending(work, awaited, peers, world.deadline, (into, out), world.roll_call).wait()
     result = torch.zeros(size, dtype=torch.uint8, device=values.device)
     if mine.numel():
         length = codec.wire_bytes(mine.numel())
@@ -67,7 +67,7 @@ def by_collectives(
     work = world.guard(
         awaited, peers, lambda: dist.all_gather_into_tensor(flat, result, group=group.handle, async_op=True)
     )
-    Pending(work, awaited, peers, world.deadline, (into, result)).wait()
+    Pending(work, awaited, peers, world.deadline, (into, result), world.roll_call).wait()
     for owner, part in enumerate(parts):
         if part.numel():
             codec.decode(into[owner, : codec.wire_bytes(part.numel())], part, scratch)

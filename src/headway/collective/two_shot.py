@@ -326,7 +326,7 @@ class _Worker:
         awaited = f"rank {peers[0]} {verb} its {'sum' if shot else 'part'} of {messages.reduction.awaited}"
         tag = self._tag_base << TAG_SHIFT | messages.number % (1 << ROUND_BITS - 1) << 1 | shot
         work = self._world.guard(awaited, peers, lambda: call([buffer], peer, tag))
-        return Pending(work, awaited, peers, self._world.deadline, buffer)
+        return Pending(work, awaited, peers, self._world.deadline, buffer, self._world.roll_call)
 
 
 def _let_go(messages: _Messages) -> None:

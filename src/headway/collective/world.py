@@ -16,7 +16,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from headway.collective.pending import PeerError, Pending, peer_error
+from headway.collective.roll_call import Board, FileBoard, RollCall, StoreBoard
 from headway.errors import RankError
+
+__all__ = ["DEADLINE", "Group", "Identity", "PeerError", "Pending", "World", "pick_device"]
 
 DEADLINE = 300.0
 """Seconds that a wait for another rank may take, unless a run says otherwise."""
@@ -43,86 +47,6 @@ class Identity(Protocol):
     def master_port(self) -> int | None: ...
     @property
     def run_directory(self) -> Path | None: ...
-
-
-class PeerError(RankError):
-    """Another rank was lost, or did not answer in time: a consequence, the first cause is on that rank.
-
-    `kind` is "lost" (its connection closed) or "late" (the deadline passed); `peers` are the ranks waited for.
-    """
-
-    consequence = True
-
-    def __init__(
-        self, fact: str, *, kind: str, peers: tuple[int, ...], place: str | None = None, remedy: str | None = None
-    ) -> None:
-        super().__init__(fact, place=place, remedy=remedy)
-        self.kind = kind
-        self.peers = peers
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.fact, self.kind, self.peers, self.place, self.remedy)
-
-
-def _rebuild(
-    kind_of: type[PeerError], fact: str, kind: str, peers: tuple[int, ...], place: str | None, remedy: str | None
-) -> PeerError:
-    return kind_of(fact, kind=kind, peers=peers, place=place, remedy=remedy)
-
-
-def peer_error(
-    cause: BaseException, awaited: str, peers: tuple[int, ...], seconds: float, deadline: float
-) -> PeerError:
-    """Return the PeerError that says what was awaited, from whom and for how long; `cause` is torch's own error."""
-    text = str(cause)
-    late = isinstance(cause, TimeoutError) or "imed out" in text or "imeout" in text
-    who = f"rank {peers[0]}" if len(peers) == 1 else "one of ranks " + ", ".join(map(str, peers))
-    # gloo says "[file:line] what happened. This is typically caused by ..."; only the middle helps.
-    detail = text.split("] ", 1)[-1].split(" This is typically")[0].split("\n")[0][:120] or "no detail"
-    if late:
-        return PeerError(
-            f"{who} did not answer within {deadline:g} s",
-            kind="late",
-            peers=peers,
-            place=f"waiting for {awaited}, {seconds:.1f} s",
-            remedy=f"look at the log of {who} first; a longer deadline only helps when that rank was still at work",
-        )
-    return PeerError(
-        f"the connection to {who} was lost",
-        kind="lost",
-        peers=peers,
-        place=f"waiting for {awaited}, {seconds:.1f} s ({detail})",
-        remedy=f"look at the log of {who}: the first cause is there",
-    )
-
-
-class Pending:
-    """A collective or a message under way. It keeps its tensors alive until it has been waited for."""
-
-    __slots__ = ("_awaited", "_deadline", "_keep", "_peers", "_work")
-
-    def __init__(self, work: Any, awaited: str, peers: tuple[int, ...], deadline: float, keep: object = None) -> None:
-        self._work = work
-        self._awaited = awaited
-        self._peers = peers
-        self._deadline = deadline
-        self._keep = keep
-
-    def done(self) -> bool:
-        """Tell whether waiting would return at once (true after a failure too: then `wait` raises)."""
-        return self._work is None or bool(self._work.is_completed())
-
-    def wait(self) -> None:
-        """Wait until it is complete. Raises PeerError when a peer is lost, or after the deadline."""
-        if self._work is None:
-            return
-        started = time.monotonic()
-        try:
-            self._work.wait(timedelta(seconds=self._deadline))
-        except RuntimeError as cause:
-            spent = time.monotonic() - started
-            raise peer_error(cause, self._awaited, self._peers, spent, self._deadline) from cause
-        self._work = self._keep = None
 
 
 class Group:
@@ -161,6 +85,7 @@ class World:
         device: torch.device | None = None,
         deadline: float = DEADLINE,
         owns_default_group: bool = False,
+        open_board: Callable[[], Board] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -169,6 +94,7 @@ class World:
         self.device = torch.device("cpu") if device is None else device
         self.deadline = deadline
         self._owns_default_group = owns_default_group
+        self.roll_call = None if open_board is None or size == 1 else RollCall(rank, size, open_board)
         self._groups: dict[tuple[int, ...], Group] = {}
         everyone = tuple(range(size))
         self.everyone = Group(everyone, rank, dist.group.WORLD if size > 1 else None)
@@ -190,7 +116,7 @@ class World:
                 _join(identity, device, deadline)
         world = cls(
             rank=rank, size=size, local_rank=identity.local_rank, launcher=identity.launcher, device=device,
-            deadline=deadline, owns_default_group=owns,
+            deadline=deadline, owns_default_group=owns, open_board=_board_of(identity) if owns else None,
         )  # fmt: skip
         # gloo's threads let go of Python objects late: they must be joined while Python still stands, or it aborts
         atexit.register(world.close)
@@ -232,7 +158,7 @@ class World:
         work = self.guard(
             awaited, peers, lambda: dist.all_reduce(tensor, op=OPS[op], group=group.handle, async_op=True)
         )
-        return Pending(work, awaited, peers, self.deadline, tensor)
+        return Pending(work, awaited, peers, self.deadline, tensor, self.roll_call)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
         """Overwrite `tensor` with that of rank `source` (a rank of the world) and return it."""
@@ -242,7 +168,7 @@ class World:
             work = self.guard(
                 "a broadcast", peers, lambda: dist.broadcast(tensor, src=source, group=group.handle, async_op=True)
             )
-            Pending(work, f"a broadcast from rank {source}", peers, self.deadline, tensor).wait()
+            Pending(work, f"a broadcast from rank {source}", peers, self.deadline, tensor, self.roll_call).wait()
         return tensor
 
     def broadcast_object(self, value: Any, source: int = 0, group: Group | None = None) -> Any:
@@ -283,6 +209,8 @@ class World:
 
     def close(self) -> None:
         """Let go of all groups, and leave the others if this World joined them. Messages under way are lost."""
+        if self.roll_call is not None:
+            self.roll_call.close()
         for group in self._groups.values():
             group.handle = None
         if self._owns_default_group and dist.is_initialized():
@@ -297,7 +225,7 @@ class World:
     def _all_gather(self, parts: list[torch.Tensor], mine: torch.Tensor, group: Group) -> None:
         peers = self.others(group)
         work = self.guard("a gather", peers, lambda: dist.all_gather(parts, mine, group=group.handle, async_op=True))
-        Pending(work, "a gather", peers, self.deadline, (parts, mine)).wait()
+        Pending(work, "a gather", peers, self.deadline, (parts, mine), self.roll_call).wait()
 
     def _member(self, group: Group | None) -> Group:
         group = self.everyone if group is None else group
@@ -311,7 +239,8 @@ class World:
         try:
             return call()
         except RuntimeError as cause:
-            raise peer_error(cause, awaited, peers, time.monotonic() - started, self.deadline) from cause
+            spent = time.monotonic() - started
+            raise peer_error(cause, awaited, peers, spent, self.deadline, self.roll_call) from cause
 
 
 def pick_device(local_rank: int) -> torch.device:
@@ -319,6 +248,16 @@ def pick_device(local_rank: int) -> torch.device:
     if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
         return torch.device("cuda", local_rank)
     return torch.device("cpu")
+
+
+def _board_of(identity: Identity) -> Callable[[], Board] | None:
+    """Return what opens the place where ranks leave word for each other; None where theirs is not ours to use."""
+    if identity.launcher == "torchrun":
+        return None
+    address, port, directory = identity.master_address, identity.master_port, identity.run_directory
+    if address is not None and port is not None:
+        return lambda: StoreBoard(address, port)
+    return None if directory is None else lambda: FileBoard(Path(directory))
 
 
 def _join(identity: Identity, device: torch.device, deadline: float) -> None:

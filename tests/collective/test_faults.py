@@ -1,0 +1,68 @@
+"""What goes wrong on one rank in the middle of a reduction is named on all others, soon, with who and where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from headway.collective.reduce import Reducer
+from headway.collective.world import PeerError, World
+from tests.several.ranks import Outcome, outcomes_on_ranks
+
+DEADLINE, STARTING = 1.0, 2.0
+
+
+def trains(world: World, codec: str, fault: str) -> None:
+    """Reduce again and again; rank 1 has its accident inside a backward, when others are already waiting."""
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(4)))
+    reducer = Reducer(world, world.everyone, dict(model.named_parameters()), direct_bytes=0, codec=codec)
+    accidents: dict[str, Callable[[object], None]] = {
+        "dies": lambda _: os._exit(5),
+        "stops": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+        "sleeps": lambda _: time.sleep(30.0),
+    }
+    for step in range(100):
+        reducer.begin()
+        reducer.arm()
+        if world.rank == 1 and step == 3:
+            model[1].weight.register_post_accumulate_grad_hook(accidents[fault])
+        model(torch.ones(1, 300)).sum().backward()
+        reducer.finish()
+
+
+def others(outcomes: list[Outcome]) -> list[Outcome]:
+    """Return how the ranks without the accident ended."""
+    return [outcomes[0], *outcomes[2:]]
+
+
+@pytest.mark.several
+@pytest.mark.parametrize("codec", ["fp32", "int8", "powersgd"])
+def test_a_rank_that_dies_is_named_at_once(codec: str) -> None:
+    outcomes = outcomes_on_ranks(3, trains, codec, "dies", deadline=20.0)
+    assert outcomes[1].code == 5
+    for outcome in others(outcomes):
+        assert isinstance(outcome.error, PeerError), outcome.trace
+        assert outcome.error.consequence and "gradients of" in str(outcome.error)
+        assert outcome.seconds - outcomes[1].seconds < 5 + 1
+    # One that is left may only have seen the other one go, which had named the first cause.
+    assert any(outcome.error.peers == (1,) for outcome in others(outcomes)), [str(o.error) for o in others(outcomes)]
+
+
+@pytest.mark.several
+@pytest.mark.parametrize(("codec", "fault"), [("fp32", "stops"), ("int8", "stops"), ("powersgd", "sleeps")])
+def test_a_rank_that_stalls_is_named_within_the_deadline(codec: str, fault: str) -> None:
+    """Rank 1 is stopped as by a stalled machine, or stays in the user's own code; it never ends by itself."""
+    outcomes = outcomes_on_ranks(3, trains, codec, fault, deadline=DEADLINE, timeout=DEADLINE + 5 + STARTING)
+    for outcome in others(outcomes):
+        assert isinstance(outcome.error, PeerError), outcome.trace or outcome.output
+        assert "gradients of" in str(outcome.error) and "did not answer" in str(outcome.error)
+    said = [str(outcome.error) for outcome in others(outcomes)]
+    assert any(outcome.error.peers == (1,) for outcome in others(outcomes)), said
+    what = "rank 1 gives no sign of life" if fault == "stops" else "rank 1 is at test_faults.py"
+    assert any(what in text for text in said), said
