@@ -77,6 +77,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "graph/ledger.py: _version": "counts the in-place changes of a tensor",
     "collective/bucket.py: _C": "counts a storage's users; without it a copy is made, as a comment there says",
     "collective/bucket.py: _cdata": "the argument of that count",
+    "run/hooks.py: _functions": "the aliases that torch makes for full backward hooks, made without the hooks",
     "run/hold.py: _parameters": "swaps a parameter where modules override __setattr__",
     "run/parallel.py: _buffers": "swaps a buffer where modules override __setattr__",
     "graph/flops.py: _scaled_dot_product_flash_attention_for_cpu": "on meta the public call takes another kernel",

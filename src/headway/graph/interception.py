@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._functorch import apis, eager_transforms
 from torch.utils import checkpoint
+from torch.utils.hooks import BackwardHook
 
 CHECKPOINT = "<checkpoint>"
 """Path of a checkpointed region, which is followed like a module call."""
@@ -37,6 +38,9 @@ class Watcher(Protocol):
 
     def again(self, position: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         """Give what computes a checkpointed region again."""
+
+    def backward_hook(self, original: Any, hook: BackwardHook, args: Any) -> Any:
+        """Carry out what a module with full backward hooks does to its arguments, or to its result."""
 
 
 def uncompiled(original: Any, module: nn.Module) -> Callable[..., Any]:
@@ -78,6 +82,8 @@ class Interception:
             (apis, "vmap_impl", self._opaque(apis.vmap_impl)),
             (eager_transforms, "grad_impl", self._opaque(eager_transforms.grad_impl)),
             (eager_transforms, "grad_and_value_impl", self._opaque(eager_transforms.grad_and_value_impl)),
+            (BackwardHook, "setup_input_hook", self._backward_hook(BackwardHook.setup_input_hook)),
+            (BackwardHook, "setup_output_hook", self._backward_hook(BackwardHook.setup_output_hook)),
         ]
         self.originals = [(owner, name, owner.__dict__[name]) for owner, name, _ in places]
         for owner, name, replacement in places:
@@ -131,6 +137,17 @@ class Interception:
                 yield from original(walk.again(position, run), *args, **kwargs)
 
         return generator
+
+    def _backward_hook(self, original: Any) -> Any:
+        now = self.now
+
+        def setup(hook: BackwardHook, args: Any) -> Any:
+            walk = now.walk
+            if walk is None or walk.paused:
+                return original(hook, args)
+            return walk.backward_hook(original, hook, args)
+
+        return setup
 
     def _opaque(self, original: Any) -> Any:
         now = self.now

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import BackwardHook
 
 from headway.errors import SplitError
 from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
@@ -69,6 +70,7 @@ class Recorder(Walk):
         self.reshaped: dict[int, int] = {}  # value id -> call that changed its shape in place
         self.unsendable: set[int] = set()  # sparse and other values that no message can carry
         self.locked: dict[int, str] = {}  # call index -> why no stage may begin there
+        self.hooked: dict[Position, int] = {}  # open modules with full backward hooks -> their first call
         self.without_rule: dict[Any, bool] = {}  # calls whose shape cannot be had on meta, by what they took
         self.asked: set[str] = set()  # names of those functions
         self.branches = False
@@ -110,6 +112,17 @@ class Recorder(Walk):
     def on_reentrant(self, position: Position, apply: Callable[..., Any], run: Any, preserve: Any, args: Any) -> Any:
         """Follow a checkpointed region as if it were not one: what it computes is the same."""
         return run(*args)
+
+    def backward_hook(self, original: Any, hook: BackwardHook, args: Any) -> Any:
+        """Keep a module with a full backward hook whole: it takes gradients of the inputs and of the results."""
+        first = len(self.calls)
+        result = original(hook, args)
+        if hook.user_hooks and hook.output_tensors_index is None and len(self.calls) > first:
+            self.hooked[self.frames[-1].position] = first
+        elif hook.output_tensors_index is not None and self.frames[-1].position in self.hooked:
+            inside = range(self.hooked.pop(self.frames[-1].position) + 1, len(self.calls))
+            self.locked.update(dict.fromkeys(inside, "a module with a full backward hook stays whole"))
+        return result
 
     def on_opaque(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note one call with an inside of its own, and the weights that it finds by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.hooks import BackwardHook
 
 from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
 from headway.graph.model import BETWEEN, Position
@@ -194,6 +196,7 @@ class Walk(TorchFunctionMode):
         self.frames = [Frame((), "", self.landmarks.get(()))]
         self.paused = False
         self.outer: Watcher | None = None
+        self.uncompiled: Any = None  # keeps torch.compile from compiling: compiled code cannot be followed
 
     # what a subclass decides
 
@@ -220,6 +223,10 @@ class Walk(TorchFunctionMode):
         """Give what computes a checkpointed region again in backward."""
         return run
 
+    def backward_hook(self, original: Any, hook: BackwardHook, args: Any) -> Any:
+        """Carry out what a module with full backward hooks does to its arguments, or to its result."""
+        return original(hook, args)
+
     def fact(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a question about a tensor that is not about its content."""
         return func(*args, **kwargs)
@@ -236,7 +243,11 @@ class Walk(TorchFunctionMode):
                 return self.fact(func, name, args, kwargs)
         elif name in ("__set__", "_set_grad_enabled") or func in PLAIN_METHODS:
             return self.fact(func, name, args, kwargs)
-        return self._event(self.on_call, func, args, kwargs)
+        before, self.paused = self.paused, True  # what happens inside a call is part of it
+        try:
+            return self._event(self.on_call, func, args, kwargs)
+        finally:
+            self.paused = before
 
     def _event(self, handle: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         frame = self.frames[-1]
@@ -294,17 +305,22 @@ class Walk(TorchFunctionMode):
             del self.frames[depth:]
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Let torch run at full speed, unseen, inside the block."""
+    def pause(self, *, compiled: bool = False) -> Iterator[None]:
+        """Let torch run at full speed, unseen, inside the block; `compiled` where torch.compile asks for it."""
         if self.paused:
             yield
             return
         super().__exit__(None, None, None)
         self.paused = True
+        compiled = compiled and self.uncompiled is not None
+        if compiled:
+            self.uncompiled.__exit__(None, None, None)
         try:
             yield
         finally:
             self.paused = False
+            if compiled:
+                self.uncompiled.__enter__()
             super().__enter__()
 
     @property
@@ -316,11 +332,15 @@ class Walk(TorchFunctionMode):
         """Begin to see calls."""
         INTERCEPTION.hold()
         self.outer = INTERCEPTION.follow(self)
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and to import it takes seconds
+            self.uncompiled = torch.compiler.set_stance("force_eager")
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Leave torch as it was."""
         super().__exit__(*exception)
+        if self.uncompiled is not None:
+            self.uncompiled.__exit__(*exception)
         INTERCEPTION.follow(self.outer)
         INTERCEPTION.release()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from headway.collective.world import Group, World
 from headway.errors import CheckpointError, PlanError
@@ -51,9 +52,19 @@ def same_everywhere(world: World, model: nn.Module) -> None:
         return
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            content = tensor.detach().to(world.device).contiguous()
-            world.broadcast(content)
-            tensor.copy_(content)
+            for part in _plain_parts(tensor.detach()):
+                content = part.to(world.device).contiguous()
+                world.broadcast(content)
+                part.copy_(content)
+
+
+def _plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors that a tensor is made of: a quantised one may hold numbers and scales."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _plain_parts(getattr(tensor, name))
+    else:
+        yield tensor
 
 
 def drop_others(model: nn.Module, held: Iterable[str]) -> dict[str, nn.Parameter]:

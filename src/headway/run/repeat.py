@@ -28,7 +28,7 @@ class Repeat(Walk):
         """Follow only the modules that were followed the first time."""
         if position in self.keep:
             return run()
-        with self.pause():
+        with self.pause(compiled=True):
             return run()
 
     def on_call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import BackwardHook
 
 from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
 from headway.graph.chance import is_random
@@ -23,6 +24,7 @@ from headway.graph.walk import (
 )
 from headway.layout.split import Crossing
 from headway.run.absence import Absence
+from headway.run.hooks import GRADIENT_HOOKS, is_torn, leave_out, no_hook
 from headway.run.outputs import Program
 from headway.run.randomness import Chance
 from headway.run.repeat import Repeat
@@ -92,7 +94,20 @@ class StageWalk(Walk):
         """Answer for absent tensors that they live on this stage's device, and need gradients where they do."""
         if name == "requires_grad" and args[0].is_meta and not isinstance(args[0], nn.Parameter):
             return hasattr(args[0], WANTS_GRADIENT)
+        if name in GRADIENT_HOOKS and self._before(self.frames[-1].next_event()) and self.absence.hides(args[0]):
+            return no_hook()
         return answer_fact(func, name, args, kwargs, self.stage.device)
+
+    def backward_hook(self, original: Any, hook: BackwardHook, args: Any) -> Any:
+        """Leave out the full backward hooks of what lies before the start."""
+        if self._before(self.frames[-1].next_event()):
+            return leave_out(hook, args)
+        if is_torn(hook):
+            raise self.stage.error(
+                "a full backward hook takes gradients of a module's inputs and results, which are on two stages",
+                self.module_path,
+            )
+        return original(hook, args)
 
     def on_region(self, position: Position) -> None:
         """End at a checkpointed region after the range."""
@@ -138,7 +153,7 @@ class StageWalk(Walk):
         if self.end is not None and position == self.end[:depth]:
             return run()
         try:
-            with self.pause():
+            with self.pause(compiled=True):
                 return run()
         except (RuntimeError, NotImplementedError) as error:
             if "meta" not in str(error):
