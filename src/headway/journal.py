@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 
 from headway.errors import HeadwayError
 
@@ -127,6 +127,21 @@ class Verified:
 
 
 @dataclass(frozen=True)
+class CodecChecked:
+    """A bucket of gradients was also summed exactly: `error` is the codec's, relative, over all of its `parameters`.
+
+    `step` counts this rank's reductions from 1. Above the `limit` (None: there is none) the codec gives way to `now`.
+    """
+
+    step: int
+    codec: str
+    parameters: tuple[str, ...]
+    error: float
+    limit: float | None
+    now: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """A rank failed. `message` is shown as it is; `place` is the line of user code.
 
@@ -150,12 +165,19 @@ class RunEnded:
     exit_code: int = 0
 
 
-Event = RunStarted | PlanChosen | StepDone | PlannedBesideHappened | TimelineSeen | Verified | Failed | RunEnded
+Event = (
+    RunStarted
+    | PlanChosen
+    | StepDone
+    | PlannedBesideHappened
+    | TimelineSeen
+    | Verified
+    | CodecChecked
+    | Failed
+    | RunEnded
+)
 
-_KINDS: Mapping[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (RunStarted, PlanChosen, StepDone, PlannedBesideHappened, TimelineSeen, Verified, Failed, RunEnded)
-}
+_KINDS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 @dataclass(frozen=True)

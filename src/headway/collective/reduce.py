@@ -19,14 +19,16 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from headway.collective.bucket import MEBIBYTE, Bucket, Slot, alone_in_memory, flat, make_buckets, make_slot
+from headway.collective.bucket import MEBIBYTE, Bucket, Slot, flat, make_buckets, make_slot
+from headway.collective.exact_check import EVERY, ExactCheck
 from headway.collective.feedback import lay, lost_by_name
 from headway.collective.same import check_same, not_coded
-from headway.collective.settle import settle
+from headway.collective.settle import settle, take
 from headway.collective.sums import LowRank, Sums, is_exact, make_sums
 from headway.collective.ties import sum_over_stages
 from headway.collective.world import Group, World
 from headway.errors import RankError
+from headway.journal import CodecChecked
 
 
 class Reducer:
@@ -37,7 +39,9 @@ class Reducer:
     or more is reduced by itself, smaller ones in buckets of up to `bucket_bytes`. `codec` says how float32 crosses the
     wire ("fp32", "fp16", "bf16", "int8", "int4", "powersgd:RANK"; all but the first lose something); all ranks end with
     the same bits. The last two keep what they lose and add it to the next gradient: `state_dict` has it, by name.
-    Raises RankError when ranks of the group hold other parameters, ValueError when no codec has that name.
+    Every `check_every` steps one bucket is also summed exactly: `observe` gets the codec's error, and above a bound the
+    codec gives way to the next better one. Raises RankError when ranks of the group hold other parameters, ValueError
+    when no codec has that name.
 
     One step: `begin()`, backward any number of times, `arm()`, the last backward, `finish()`.
     Buckets after Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
@@ -53,6 +57,8 @@ class Reducer:
         direct_bytes: int = MEBIBYTE,
         shared: Mapping[str, Group] | None = None,
         codec: str = "fp32",
+        check_every: int = EVERY,
+        observe: Callable[[CodecChecked], None] | None = None,
     ) -> None:
         coded = not is_exact(codec)
         self._world = world
@@ -75,7 +81,9 @@ class Reducer:
         self._buckets: list[Bucket] = []
         self._order: list[int] | None = None  # in which gradients became ready, noted once
         self._hooks: list[Any] = []
-        self.codec = codec
+        self.codec = self._asked = codec
+        self._check = ExactCheck(world, group, check_every)
+        self._observe = observe
         self._sums: Sums | None = None
         if group.size > 1:
             check_same(world, group, self._slots, f"codec {codec}")
@@ -143,7 +151,7 @@ class Reducer:
         for bucket in self._buckets[self._next :]:
             for slot in bucket.slots:
                 if not slot.seen and slot.parameter.grad is not None:
-                    self._take(slot, slot.parameter.grad)
+                    take(slot, slot.parameter.grad, self._scale)
             self._start(bucket)
 
     def finish(self, scale: float = 1.0) -> None:
@@ -154,11 +162,14 @@ class Reducer:
         self.launch()
         if not self._buckets:
             scale *= self._scale
+        checking, event = self._check.checking, None
         for bucket in self._buckets:
             assert bucket.pending
             for pending in bucket.pending:
                 pending.wait()
             bucket.pending.clear()
+            if bucket is checking:
+                event = self._check.finish(self.codec, self._values(bucket))
             if scale != 1.0 and bucket.values is not None:
                 bucket.values.mul_(scale)
         used = self._used()
@@ -169,6 +180,9 @@ class Reducer:
         if self._order:
             self._learn(self._order)
             self._order = None
+        self._check.steps += 1
+        if event is not None:
+            self._tell(event)
 
     def close(self) -> None:
         """Take the hooks off the parameters, and end the thread that sums, if there is one."""
@@ -197,35 +211,11 @@ class Reducer:
 
     def _ready(self, slot: Slot, grad: torch.Tensor) -> None:
         """Take a complete gradient, and start what waited for it alone."""
-        self._take(slot, grad)
+        take(slot, grad, self._scale)
         if self._order is not None:
             self._order.append(slot.number)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._start(self._buckets[self._next])
-
-    def _take(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Put a complete gradient where it will be reduced."""
-        if grad.layout != torch.strided:
-            raise RankError(
-                f"the gradient of {slot.name} is sparse ({grad.layout}), and only dense ones are reduced",
-                remedy="build the embedding with sparse=False",
-            )
-        if grad.requires_grad:  # backward(create_graph=True)
-            grad = grad.detach()
-        if slot.view is not None:
-            if self._scale == 1.0:
-                slot.view.copy_(grad)
-            else:
-                torch.mul(grad, self._scale, out=slot.view)
-            slot.parameter.grad = slot.view
-        else:
-            if grad.stride() != slot.stride or not alone_in_memory(grad):
-                grad = slot.parameter.grad = torch.empty_like(slot.parameter, requires_grad=False).copy_(grad)
-            if self._scale != 1.0:
-                grad.mul_(self._scale)
-        slot.seen = True
-        assert slot.bucket is not None
-        slot.bucket.missing -= 1
 
     def _start(self, bucket: Bucket) -> None:
         """All-reduce a bucket; what is missing in it counts as zero."""
@@ -236,11 +226,7 @@ class Reducer:
                     slot.view.zero_()
                 elif not slot.seen:
                     slot.parameter.grad = torch.zeros_like(slot.parameter, requires_grad=False)
-        tensor = bucket.flat
-        if tensor is None:
-            grad = bucket.slots[0].parameter.grad
-            assert grad is not None
-            tensor = flat(grad)
+        tensor = self._values(bucket) if bucket.flat is None else bucket.flat
         if bucket.flags is not None:
             bucket.flags.fill_(1.0)
             absent = [slot.number for slot in self._slots if not slot.seen]
@@ -251,6 +237,7 @@ class Reducer:
             values.add_(bucket.residual)  # what an earlier codec, before a checkpoint, still owed
             bucket.residual = None
         if self._sums is not None and values.numel() and _encodes(values):
+            self._check.start(bucket, values, self._buckets)
             bucket.pending.append(
                 self._sums.start(values, bucket.awaited, residual=bucket.residual, slots=bucket.slots)
             )
@@ -259,7 +246,29 @@ class Reducer:
             tensor = bucket.flags  # counts must be exact
         bucket.pending.append(self._world.start_all_reduce(tensor, self._group, awaited=bucket.awaited))
 
+    def _values(self, bucket: Bucket) -> torch.Tensor:
+        """Return the gradients of a bucket as they lie in memory, [n]."""
+        if bucket.values is not None:
+            return bucket.values
+        grad = bucket.slots[0].parameter.grad
+        assert grad is not None
+        return flat(grad)
+
     # ---- after it
+
+    def _tell(self, event: CodecChecked) -> None:
+        """Report a check, and go over to another codec if it says so; what the old one still owes is added once."""
+        if event.now != self.codec:
+            self._use(event.now)
+        if self._observe is not None:
+            self._observe(event)
+
+    def _use(self, codec: str) -> None:
+        self.codec = codec
+        if self._sums is not None:
+            self._sums.close()
+        self._sums = None if is_exact(codec) else make_sums(self._world, self._group, codec)
+        self._assign([slot for bucket in self._buckets for slot in bucket.slots])
 
     def _used(self) -> list[bool]:
         """Tell for each parameter whether any rank of the group had a gradient; read from the wire only if need be."""
@@ -276,15 +285,17 @@ class Reducer:
     def state_dict(self) -> dict[str, Any]:
         """Return what the next gradients follow from, besides parameters and batches: this rank's own, copied.
 
-        "codec" and "copies"; "order", the names in the order of the buckets, once it has been learned; "residuals",
-        what this rank's messages lost, by name (what matters is the sum of these over the ranks: `load_state_dict`);
-        "bases", what powersgd begins its next step with.
+        "asked" for and "codec" in use, "copies", "steps"; "order", the names in the order of the buckets, once it has
+        been learned; "residuals", what this rank's messages lost, by name (what matters is the sum of these over the
+        ranks: `load_state_dict`); "bases", what powersgd begins its next step with.
         """
         order = [slot.name for bucket in self._buckets for slot in bucket.slots] if self._order is None else []
         residuals = {name: residual.clone() for name, residual in lost_by_name(self._buckets).items()}
         bases = dict(self._sums.bases) if isinstance(self._sums, LowRank) else {}
         return {
+            "asked": self._asked,
             "codec": self.codec,
+            "steps": self._check.steps,
             "copies": self._group.size,
             "order": order,
             "residuals": residuals,
@@ -294,8 +305,9 @@ class Reducer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave; the same on every rank but for the residuals.
 
-        Continues bit for bit what the rank that wrote it would have done. Under another number of copies give each rank
-        an equal part of the sum of all residuals. A codec that keeps none adds them to the next gradients.
+        Continues bit for bit what the rank that wrote it would have done, with the codec that was in use. Under another
+        number of copies give each rank an equal part of the sum of all residuals. A codec that keeps none adds them to
+        the next gradients.
         """
         slots = {slot.name: slot for slot in self._slots}
         if not self._buckets:
@@ -304,6 +316,9 @@ class Reducer:
         for name, residual in kept.items():
             if residual.shape != slots[name].parameter.shape:
                 raise ValueError(f"{name} is {list(slots[name].parameter.shape)}, what it lost {list(residual.shape)}")
+        self._check.steps = state["steps"]
+        if state["asked"] == self._asked and state["codec"] != self.codec:
+            self._use(state["codec"])
         order = list(state["order"])
         if set(order) == self._names and len(order) == len(slots):
             self._order = None

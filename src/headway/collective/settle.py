@@ -1,8 +1,36 @@
-"""Settle: what becomes of one reduced gradient: scaled, added to an earlier one, or put back when nobody used it."""
+"""Settle: what becomes of one gradient: put where it is reduced; then scaled, and added to an earlier one."""
 
 from __future__ import annotations
 
+import torch
+
 from headway.collective.bucket import Slot, alone_in_memory
+from headway.errors import RankError
+
+
+def take(slot: Slot, grad: torch.Tensor, scale: float) -> None:
+    """Put a complete gradient, times `scale`, where it will be reduced. Raises RankError for a sparse one."""
+    if grad.layout != torch.strided:
+        raise RankError(
+            f"the gradient of {slot.name} is sparse ({grad.layout}), and only dense ones are reduced",
+            remedy="build the embedding with sparse=False",
+        )
+    if grad.requires_grad:  # backward(create_graph=True)
+        grad = grad.detach()
+    if slot.view is not None:
+        if scale == 1.0:
+            slot.view.copy_(grad)
+        else:
+            torch.mul(grad, scale, out=slot.view)
+        slot.parameter.grad = slot.view
+    else:
+        if grad.stride() != slot.stride or not alone_in_memory(grad):
+            grad = slot.parameter.grad = torch.empty_like(slot.parameter, requires_grad=False).copy_(grad)
+        if scale != 1.0:
+            grad.mul_(scale)
+    slot.seen = True
+    assert slot.bucket is not None
+    slot.bucket.missing -= 1
 
 
 def settle(slot: Slot, used: bool, scale: float, num_ranks: int) -> None:
