@@ -8,12 +8,14 @@ import pytest
 
 import headway
 from headway.collective.world import World
+from headway.schedule.catalogue import CATALOGUE
 from tests.numerics.training import GLOBAL_BATCH, Case, Trained, difference, plainly, under_plan
 from tests.several.ranks import on_ranks
 
 LAYOUTS = ((2, 1), (3, 1), (1, 2), (1, 3), (2, 2))  # copies x stages
 COUNTS = (1, 3, 4, 5)
 SCHEDULES = ("gpipe", "one_f_one_b")
+OTHERS = tuple(name for name in CATALOGUE if name not in SCHEDULES)
 
 
 def cases(data: int, pipeline: int) -> list[Case]:
@@ -37,11 +39,34 @@ def train_all(world: World, todo: list[Case]) -> list[tuple[Trained, tuple[int, 
     return results if world.rank == 0 else None
 
 
+def cases_of_others(data: int, pipeline: int) -> list[Case]:
+    """List what is trained under schedules with several stages a rank, or a backward in two parts."""
+    found = []
+    for name in OTHERS:
+        for count in (2, 5) if data == 1 else (3,):
+            fixed = (("data", data), ("pipeline", pipeline), ("num_micro_batches", count), ("schedule", name))
+            found.append(Case("gpt", "adamw", fixed, padded=True, seed=count))
+            if count != 2:
+                found.append(Case("digits", "sgd", fixed))
+    return found
+
+
 @pytest.mark.several
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("data", "pipeline"), LAYOUTS, ids=lambda n: str(n))
 def test_training_under_a_plan_equals_one_process(data: int, pipeline: int) -> None:
-    todo = cases(data, pipeline)
+    agree(data, pipeline, cases(data, pipeline))
+
+
+@pytest.mark.several
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("data", "pipeline"), [(1, 2), (1, 3), (2, 2)], ids=lambda n: str(n))
+def test_training_under_every_schedule_equals_one_process(data: int, pipeline: int) -> None:
+    agree(data, pipeline, cases_of_others(data, pipeline))
+
+
+def agree(data: int, pipeline: int, todo: list[Case]) -> None:
+    """Train all cases under their plans and in one process, and compare."""
     results = on_ranks(data * pipeline, train_all, todo, timeout=280)[0]
     plain: dict[tuple[object, ...], Trained] = {}
     wrong = []

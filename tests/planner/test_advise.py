@@ -54,7 +54,7 @@ def test_memory_near_the_limit() -> None:
 
 
 def test_bubble() -> None:
-    graph, plan, cluster = case(4, pipeline=4, num_micro_batches=4)
+    graph, plan, cluster = case(4, pipeline=4, num_micro_batches=4, schedule="one_f_one_b")
     (advice,) = [advice for advice in advise(graph, plan, cluster) if advice.id == "large-bubble"]
     assert "cannot avoid 43%" in advice.reason and "at best 27%" in advice.remedy  # 3 / 7 and 3 / 11
 

@@ -16,7 +16,7 @@ BACKWARD_RATIO = 2.0
 
 WAITING = frozenset(
     [f"torch.nn.functional.{name}" for name in ("linear", "embedding", "conv1d", "conv2d", "conv3d")]
-    + [f"torch.{name}" for name in ("conv1d", "conv2d", "conv3d", "matmul", "mm", "addmm")]
+    + [f"torch.{name}" for name in ("conv1d", "conv2d", "conv3d", "matmul", "mm", "spmm", "addmm")]
     + [f"torch.Tensor.{name}" for name in ("matmul", "__matmul__", "mm", "addmm")]
 )
 """Functions of a value and a weight whose weight gradient can wait for a W action; run/apart.py carries them out."""

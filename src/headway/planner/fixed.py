@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
-from headway.planner.wire import MENUS, PARTS
 from headway.planner.explain import count
+from headway.planner.wire import MENUS, PARTS
 from headway.schedule.catalogue import CATALOGUE, chunks_text
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.

@@ -134,7 +134,8 @@ class Plan:
         import tomlkit
 
         document = tomlkit.dumps(_plain(self))
-        Path(path).write_text(f"# A plan made by Headway: {self.pipeline * self.chunks} stages x {self.data} copies\n{document}")
+        what = f"{self.pipeline * self.chunks} stages x {self.data} copies"
+        Path(path).write_text(f"# A plan made by Headway: {what}\n{document}")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

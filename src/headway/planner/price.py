@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -12,7 +12,7 @@ from headway.cost.memory import StageMemory, batch_bytes, parameter_bytes, runti
 from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, update_seconds, weight_part
 from headway.graph.model import ModelGraph
 from headway.layout.mesh import Mesh
-from headway.layout.split import Split, split
+from headway.layout.split import Split, StagePart, split
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
 from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, float32_shapes, pick
 from headway.schedule.action import Schedule
@@ -174,54 +174,32 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     share = -(-setting.global_batch // choice.data)
     scale = share / (choice.num_micro_batches * graph.samples)
     messages = message_estimates(program, parts, choice, setting.cluster)
-    holders = parts.holders()
-    buffers = tuple(info.name for info in graph.parameters if info.is_buffer)
-    constant = runtime_bytes(device) + batch_bytes(graph, setting.global_batch)
-    counted: list[set[str]] = [set() for _ in range(choice.pipeline)]  # on each rank, in the stages before
     stages: list[StageEstimate] = []
     reductions: list[Reduction] = []
-    for part, first, last in zip(parts.stages, bounds, bounds[1:], strict=False):
-        already = counted[choice.order.placement[part.index]]
-        names = tuple(name for name in part.parameters + buffers if name not in already)
-        memory = program.memory(first, last, names, setting)
-        if already:
-            memory = replace(memory, static=memory.static - constant)
-        already.update(names)
-        passing = PASS_SECONDS * program.num_calls if choice.num_stages > 1 else 0.0
-        if CATALOGUE[choice.schedule].split:
-            passing += PASS_SECONDS * (last - first)
-        trainable = parameter_bytes(graph, [name for name in names if name in part.parameters], trainable=True)
+    for part, own, memory, (first, last) in _held(program, parts, bounds, choice, setting):
+        trainable = parameter_bytes(graph, own, trainable=True)
         adding = accumulate_seconds(trainable, choice.num_micro_batches, device)
-        backward = program.backward(first, last) * scale + adding
-        group = choice.ranks(part.index)
-        tied = 0.0
-        for name in part.parameters:
-            ranks = sorted({choice.ranks(stage)[0] for stage in holders[name]})
-            if len(ranks) > 1:  # tied: its gradient is summed over the ranks that hold it, after everything
-                size = parameter_bytes(graph, [name], trainable=True)
-                tied += all_reduce_seconds(size, len(ranks), setting.cluster.link(ranks))
-        stages.append(
-            StageEstimate(
-                forward=program.forward(first, last) * scale + passing,
-                backward=backward,
-                reduce=0.0,
-                update=update_seconds(trainable, setting.optimizer_states, device),
-                parameter_bytes=memory.parameters,
-                static_bytes=memory.static,
-                activation_bytes=memory.activation,
-                temporary_bytes=memory.temporary,
-                update_bytes=memory.update,
-                build_bytes=memory.build,
-                num_calls=last - first,
-                weight=program.weight(first, last) * scale + adding,
-            )
+        stage = StageEstimate(
+            forward=program.forward(first, last) * scale + _passing(program, choice, last - first),
+            backward=program.backward(first, last) * scale + adding,
+            reduce=0.0,
+            update=update_seconds(trainable, setting.optimizer_states, device),
+            parameter_bytes=memory.parameters,
+            static_bytes=memory.static,
+            activation_bytes=memory.activation,
+            temporary_bytes=memory.temporary,
+            update_bytes=memory.update,
+            build_bytes=memory.build,
+            num_calls=last - first,
+            weight=program.weight(first, last) * scale + adding,
         )
-        rest = choice.num_micro_batches * (stages[-1].forward + backward) + stages[-1].update
-        own = [name for name in names if name in part.parameters]
+        stages.append(stage)
+        rest = choice.num_micro_batches * (stage.forward + stage.backward) + stage.update
         coded, other = bytes_by_kind(graph, own)
-        link = setting.cluster.link(group)
+        link = setting.cluster.link(choice.ranks(part.index))
+        tied = _tied_seconds(graph, parts, part, choice, setting.cluster)
         shapes = float32_shapes(graph, own)
-        reductions.append(Reduction(coded, other, choice.data, link, backward, tied, rest, shapes))
+        reductions.append(Reduction(coded, other, choice.data, link, stage.backward, tied, rest, shapes))
     groups = choice.mesh.groups("data")
     apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in groups)
     wire, why = pick(setting.wires, reductions, apart)
@@ -230,6 +208,44 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         for s, r in zip(stages, reductions, strict=True)
     ]
     return replace(priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why)
+
+
+def _held(
+    program: Program, parts: Split, bounds: list[int], choice: Choice, setting: Setting
+) -> Iterator[tuple[StagePart, list[str], StageMemory, tuple[int, int]]]:
+    """Yield each stage with its parameters, its memory, and its range of calls.
+
+    What a rank holds for several of its stages (tied parameters, buffers, the batch, the runtime) counts for the first.
+    """
+    graph = program.graph
+    buffers = tuple(info.name for info in graph.parameters if info.is_buffer)
+    constant = runtime_bytes(setting.cluster.device) + batch_bytes(graph, setting.global_batch)
+    counted: list[set[str]] = [set() for _ in range(choice.pipeline)]
+    for part, first, last in zip(parts.stages, bounds, bounds[1:], strict=False):
+        already = counted[choice.order.placement[part.index]]
+        names = tuple(name for name in part.parameters + buffers if name not in already)
+        memory = program.memory(first, last, names, setting)
+        if already:
+            memory = replace(memory, static=memory.static - constant)
+        already.update(names)
+        yield part, [name for name in names if name in part.parameters], memory, (first, last)
+
+
+def _passing(program: Program, choice: Choice, num_calls: int) -> float:
+    """Return the seconds of following the model's Python once: every call of it, and its own again to split them."""
+    passing = PASS_SECONDS * program.num_calls if choice.num_stages > 1 else 0.0
+    return passing + (PASS_SECONDS * num_calls if CATALOGUE[choice.schedule].split else 0.0)
+
+
+def _tied_seconds(graph: ModelGraph, parts: Split, part: StagePart, choice: Choice, cluster: Cluster) -> float:
+    """Return the seconds of summing tied parameters over the ranks that hold them, after everything else."""
+    holders, seconds = parts.holders(), 0.0
+    for name in part.parameters:
+        ranks = sorted({choice.ranks(stage)[0] for stage in holders[name]})
+        if len(ranks) > 1:
+            size = parameter_bytes(graph, [name], trainable=True)
+            seconds += all_reduce_seconds(size, len(ranks), cluster.link(ranks))
+    return seconds
 
 
 def priced(

@@ -254,9 +254,7 @@ def choose(candidates: list[Priced], memory: int) -> Priced | None:
         return None
     limit = min(candidate.seconds for candidate in fitting) * (1 + NEARLY)
     near = [candidate for candidate in fitting if candidate.seconds <= limit]
-    return min(
-        near, key=lambda c: (c.choice.num_stages, c.choice.pipeline, -c.choice.micro_batch, c.peak, c.seconds)
-    )
+    return min(near, key=lambda c: (c.choice.num_stages, c.choice.pipeline, -c.choice.micro_batch, c.peak, c.seconds))
 
 
 def runners_up(candidates: list[Priced], best: Priced, memory: int) -> list[Priced]:

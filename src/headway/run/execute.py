@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from headway.collective.channel import Channel, Signature, signature_of
 from headway.collective.reduce import Reducer
 from headway.collective.world import World
 from headway.layout.split import Crossing, Split
+from headway.run.apart import Apart, Later
 from headway.run.failure import in_place
 from headway.run.microbatch import LossParts, read_loss
 from headway.run.outputs import Program
@@ -94,38 +95,41 @@ class Step:
 
     stages: Mapping[int, Stage]
     wires: Wires
-    reducers: Mapping[int, Reducer]
+    reducer: Reducer
     micro_batches: Sequence[Any]
     sizes: Sequence[int]
     chances: Sequence[Chance | None]
     scale: float = 1.0  # gradients are those of the sum of totals times this
     program: Program | None = None  # call this instead of the loss, and keep what the model returns
+    apart: Apart | None = None  # under a schedule whose backward is split
     passes: dict[tuple[int, int], Pass] = field(default_factory=dict)
     arrived: dict[tuple[int, int], dict[Key, torch.Tensor]] = field(default_factory=dict)
     answers: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     gradients: dict[tuple[int, int], dict[Key, torch.Tensor]] = field(default_factory=dict)
+    later: dict[tuple[int, int], Later] = field(default_factory=dict)  # between I and W
     losses: list[LossParts] = field(default_factory=list)
     outputs: dict[int, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     shapes: dict[int, Any] = field(default_factory=dict)  # of each micro-batch's tensors
     given: dict[tuple[int, int], set[int | None]] = field(default_factory=dict)
 
-    def walk(self, schedule: Schedule, rank: int) -> None:
-        """Do all actions of one pipeline rank. Errors name stage, micro-batch and module."""
-        actions = schedule.ranks[rank]
-        last_backward = {a.stage: i for i, a in enumerate(actions) if a.kind in BACKWARDS}
+    def walk(self, actions: Sequence[Action], last: Mapping[int, Container[str]]) -> None:
+        """Do all actions of one rank; `last` is what `last_backwards` gives. Errors name stage, micro-batch, module."""
         upcoming = self._upcoming(actions)
         for waiting in upcoming.values():
             self._post(waiting, POSTED_AHEAD)
         do = {
             Kind.F: self._forward, Kind.B: self._backward, Kind.SEND: self._send, Kind.RECV: self._receive,
             Kind.SEND_GRAD: self._send_gradient, Kind.RECV_GRAD: self._receive_gradient, Kind.REDUCE: self._reduce,
+            Kind.I: self._backward, Kind.W: self._weights,
         }  # fmt: skip
         for index, action in enumerate(actions):
             start = time.perf_counter()
-            if index == last_backward.get(action.stage) and action.stage in self.reducers:
-                self.reducers[action.stage].arm()
+            if index in last:
+                self.reducer.arm(last[index])
             do[action.kind](action)
+            if index in last:
+                self.reducer.complete(last[index])
             if action.kind in (Kind.RECV, Kind.RECV_GRAD):
                 self._post(upcoming[id(self.wires.channel(action))], 1)
             self.seen.append((action, start, time.perf_counter()))
@@ -225,11 +229,14 @@ class Step:
             answers.update(made.answers)
             for crossing in self.wires.crossings[(source, stage)]:
                 if crossing.key in made.sends:
-                    received[crossing.key] = _leaf(made.sends[crossing.key].detach(), crossing.differentiable)
+                    received[crossing.key] = self._hand_over(made.sends[crossing.key], crossing)
+            if not torch.is_grad_enabled():
+                self._handed(source, micro, stage)
         with in_place(self.stages[stage], micro):
             result = self.stages[stage].run(
-                self.micro_batches[micro], received, answers, self.chances[micro], program=self.program
-            )
+                self.micro_batches[micro], received, answers, self.chances[micro],
+                program=self.program, around=self.apart,
+            )  # fmt: skip
             done = Pass(received, result)
             if self.program is not None:
                 if result.captured is not None:
@@ -264,12 +271,41 @@ class Step:
                 gradients.append(gradient)
         if roots:
             with in_place(self.stages[stage], micro, "backward"):
-                torch.autograd.backward(roots, gradients)
+                if action.kind is Kind.I and self.apart is not None:
+                    with self.apart.collect(roots) as self.later[place]:
+                        torch.autograd.backward(roots, gradients)
+                else:
+                    torch.autograd.backward(roots, gradients)
         done.loss, done.result = None, StageResult({}, {})
         self._handed(stage, micro, None)
 
+    def _weights(self, action: Action) -> None:
+        later = self.later.pop((action.stage, action.micro), None)
+        if later is not None:
+            with in_place(self.stages[action.stage], action.micro, "backward"):
+                later.finish()
+
+    @staticmethod
+    def _hand_over(tensor: torch.Tensor, crossing: Crossing) -> torch.Tensor:
+        """Give a value of one stage to another on the same rank: its memory too, unless that is written there."""
+        given = _leaf(tensor.detach(), crossing.differentiable)
+        return given.clone() if crossing.written and not given.requires_grad else given
+
     def _reduce(self, action: Action) -> None:
         """Nothing: the reducer was armed before the last backward and works by itself; the step waits at its end."""
+
+
+def last_backwards(schedule: Schedule, rank: int, split: Split) -> dict[int, frozenset[str]]:
+    """Map the indices of a rank's actions after which gradients are complete to the names of their parameters."""
+    last = {a.stage: index for index, a in enumerate(schedule.ranks[rank]) if a.kind in BACKWARDS}
+    complete: dict[str, int] = {}
+    for stage, index in last.items():
+        for name in split.stages[stage].parameters:
+            complete[name] = max(index, complete.get(name, index))  # a tied one may be in several stages
+    found: dict[int, set[str]] = {}
+    for name, index in complete.items():
+        found.setdefault(index, set()).add(name)
+    return {index: frozenset(names) for index, names in found.items()}
 
 
 def _leaf(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from headway.collective.world import Group, World
 from headway.errors import CheckpointError, PlanError
-from headway.layout.split import StagePart
 from headway.planner.plan import Plan
 
 
@@ -89,17 +88,16 @@ def drop_others(model: nn.Module, held: Iterable[str]) -> dict[str, nn.Parameter
 
 
 def full_state(
-    world: World, group: Group, model: nn.Module, part: StagePart, holders: Mapping[str, tuple[int, ...]]
+    world: World, group: Group, model: nn.Module, parameters: Collection[str], buffers: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Put the whole state_dict together from the stages of one copy (`group`), on each of its ranks, on the CPU."""
+    """Put the whole state_dict together from the ranks of one copy (`group`), on each of them, on the CPU.
+
+    `parameters` and `buffers` are the names that this rank answers for.
+    """
     own = model.state_dict(keep_vars=True)
     first = {id(p): name for name, p in model.named_parameters()}
-    mine = {
-        name: p.detach().cpu()
-        for name, p in model.named_parameters()
-        if name in part.parameters and holders[name][0] == part.index
-    }
-    mine |= {name: own[name].detach().cpu() for name in part.owned_buffers if name in own}
+    mine = {name: p.detach().cpu() for name, p in model.named_parameters() if name in parameters}
+    mine |= {name: own[name].detach().cpu() for name in buffers if name in own}
     together: dict[str, Any] = {}
     for theirs in world.gather_objects(mine, group):
         together.update(theirs)

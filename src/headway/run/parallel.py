@@ -16,7 +16,8 @@ from headway.collective.world import DEADLINE, World
 from headway.errors import HeadwayError, PlanError
 from headway.launch.identity import identify
 from headway.layout.mesh import Mesh
-from headway.planner.plan import Plan, micro_batches, shares
+from headway.planner.plan import Plan
+from headway.run.apart import Apart
 from headway.run.buffers import Before, agree
 from headway.run.exchange import Exchange, Told
 from headway.run.execute import Step, Wires
@@ -24,14 +25,12 @@ from headway.run.hold import check_parameters, drop_others, full_state, load_sta
 from headway.run.memory import Meter
 from headway.run.microbatch import Share, cut, num_tokens, offsets, to_device
 from headway.run.narrate import Narrator
+from headway.run.orders import Orders
 from headway.run.outputs import gather_outputs, program_for
 from headway.run.randomness import Chance, same_generators, seeded
 from headway.run.sharing import Sharing
 from headway.run.stage import Stage
-from headway.schedule.action import Action, Schedule
-from headway.schedule.build import BUILDERS, forward_only
-from headway.schedule.check import check
-from headway.schedule.lower import lower
+from headway.schedule.catalogue import CATALOGUE
 from headway.schedule.timeline import Timeline
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -65,7 +64,7 @@ class ParallelModel(nn.Module):
         super().__init__()
         if plan.size != world.size or plan.split is None:
             raise PlanError(
-                f"the plan is for {plan.size} processes ({plan.data} copies x {plan.pipeline} stages), "
+                f"the plan is for {plan.size} processes ({plan.data} copies x {plan.pipeline} ranks), "
                 f"this job has {world.size}",
                 remedy=f"headway run -n {plan.size}, or plan again on {world.size}",
             )
@@ -75,31 +74,35 @@ class ParallelModel(nn.Module):
         self.plan, self.world, self.run_directory, self.split = plan, world, run_directory, plan.split
         mesh = Mesh((("pipeline", plan.pipeline), ("data", plan.data)))
         place = mesh.coordinate(world.rank)
-        self._stage, self._copy = place["pipeline"], place["data"]
-        self._data_group = [world.group(ranks) for ranks in mesh.groups("data")][self._stage]
+        self._line, self._copy = place["pipeline"], place["data"]  # rank within a pipeline, and which one
+        self._orders = Orders.of(plan, self._line)
+        placement = self._orders.placement
+        self._data_group = [world.group(ranks) for ranks in mesh.groups("data")][self._line]
         self._pipeline_group = [world.group(ranks) for ranks in mesh.groups("pipeline")][self._copy]
-        self._holders = plan.split.holders()
+        holding = {name: sorted({placement[s] for s in found}) for name, found in plan.split.holders().items()}
+        self._first = {name: lines[0] for name, lines in holding.items()}  # who answers for a parameter
         ties = {
-            name: [world.group([mesh.rank(pipeline=s, data=c) for s in stages]) for c in range(plan.data)][self._copy]
-            for name, stages in self._holders.items()
-            if len(stages) > 1
+            name: [world.group([mesh.rank(pipeline=s, data=c) for s in lines]) for c in range(plan.data)][self._copy]
+            for name, lines in holding.items()
+            if len(lines) > 1
         }
         same_everywhere(world, model)
         held_now = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
         self._meter = Meter.start(world.device, already=held_now)
-        self._part = plan.split.stages[self._stage]
-        self._held = drop_others(model, self._part.parameters)
+        mine = [part for part in plan.split.stages if placement[part.index] == self._line]
+        self._owned_buffers = tuple(dict.fromkeys(name for part in mine for name in part.owned_buffers))
+        self._held = drop_others(model, {name for part in mine for name in part.parameters})
         if world.device.type != "cpu":
             _move(model, world.device)
         object.__setattr__(self, "_nothing", nn.Parameter(torch.empty(0)))
-        self._stages = {self._stage: Stage.of(plan.split, self._stage, model, loss, world.device)}
-        self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=stage, data=self._copy))
+        self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
+        self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=placement[stage], data=self._copy))
+        self._apart = Apart() if CATALOGUE[plan.schedule].split else None
         trained = {name: p for name, p in self._held.items() if p.requires_grad}
         shared = {name: group for name, group in ties.items() if name in trained}
         self._reducer = Reducer(world, self._data_group, trained, shared=shared, codec=plan.codec)
         self.seed = int(world.broadcast_object(torch.initial_seed()))
         self.steps_done = 0
-        self._schedules: dict[tuple[int, bool], Schedule] = {}
         self._exchange = Exchange.join(world)
         self._sharing = Sharing(world, plan.data, self._copy, self._data_group)
         self.metrics: Mapping[str, float] = {}
@@ -130,7 +133,7 @@ class ParallelModel(nn.Module):
         was there. Returns that loss, a float64 scalar, the same on every rank (nan when nothing was counted).
         """
         part, share = self._sharing.recognise(batch)
-        changed = self._part.owned_buffers if self.training else ()
+        changed = self._owned_buffers if self.training else ()
         before = Before.of(self.module, changed) if changed else Before({})
         scale = 1.0 / self.plan.global_batch
         self._reducer.begin()
@@ -151,9 +154,7 @@ class ParallelModel(nn.Module):
 
         As `torch.nn.utils.clip_grad_norm_`; a tied parameter counts once. The norm is the same on every rank.
         """
-        counted = [
-            p.grad for name, p in self._held.items() if p.grad is not None and self._holders[name][0] == self._stage
-        ]
+        counted = [p.grad for name, p in self._held.items() if p.grad is not None and self._first[name] == self._line]
         norm = get_total_norm(counted) if counted else torch.zeros((), device=self.world.device)
         if self._pipeline_group.size > 1:
             square = norm.double() ** 2
@@ -183,7 +184,7 @@ class ParallelModel(nn.Module):
         a tuple of positional or a dict of keyword arguments. Rows come back for the whole global batch, in order.
         """
         part, share = self._sharing.recognise(batch)
-        program = program_for(batch, self.plan, self._stages[self._stage].loss)
+        program = program_for(batch, self.plan, next(iter(self._stages.values())).loss)
         with torch.no_grad(), self._evaluating():
             step = self._begin(part, share, scale=1.0, chances=None, program=program)
             self._run(step, train=False)
@@ -219,7 +220,8 @@ class ParallelModel(nn.Module):
         """Return the full state of the undivided model, original names, on the CPU. Every rank calls it."""
         if args or kwargs:
             raise TypeError("ParallelModel.state_dict takes no arguments: it is the undivided model's, every rank's")
-        return full_state(self.world, self._pipeline_group, self.module, self._part, self._holders)
+        mine = [name for name in self._held if self._first[name] == self._line]
+        return full_state(self.world, self._pipeline_group, self.module, mine, self._owned_buffers)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
         """Load a full state (as `state_dict` gives it) into what this rank holds."""
@@ -227,8 +229,8 @@ class ParallelModel(nn.Module):
 
     @property
     def owned_buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that this rank's stage changes: they are right here, on other stages they may not be."""
-        return self._part.owned_buffers
+        """Names of the buffers that this rank's stages change: they are right here, on others they may not be."""
+        return self._owned_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; only where each rank has the whole of it."""
@@ -261,18 +263,20 @@ class ParallelModel(nn.Module):
     def _begin(
         self, part: Any, share: Share, *, scale: float, chances: Sequence[Chance | None] | None, program: Any = None
     ) -> Step:
-        sizes = self._sizes(share, share.samples)
+        sizes = self._orders.sizes(share, share.samples)
         moved = part if self.world.device.type == "cpu" else to_device(part, self.world.device)
         pieces = [cut(moved, start, stop) for start, stop in offsets(sizes)]
         none: Sequence[Chance | None] = [None] * len(sizes)
         return Step(
-            stages=self._stages, wires=self._wires, reducers={self._stage: self._reducer}, micro_batches=pieces,
-            sizes=sizes, chances=none if chances is None else chances, scale=scale, program=program,
+            stages=self._stages, wires=self._wires, reducer=self._reducer, micro_batches=pieces, sizes=sizes,
+            chances=none if chances is None else chances, scale=scale, program=program,
+            apart=self._apart if torch.is_grad_enabled() else None,
         )  # fmt: skip
 
     def _run(self, step: Step, *, train: bool) -> None:
         if step.sizes:
-            step.walk(self._schedule(len(step.sizes), train), self._stage)
+            order = self._orders.order(len(step.sizes), train)
+            step.walk(order.schedule.ranks[self._line], order.last)
 
     def _walk(
         self,
@@ -287,7 +291,7 @@ class ParallelModel(nn.Module):
         self._run(step, train=train)
         if train:
             self._reducer.launch()
-        told = self._exchange.tell(step.losses, step.seen, self._actions(share, train), self._meter.peak())
+        told = self._exchange.tell(step.losses, step.seen, self._orders.actions(share, train), self._meter.peak())
         return step, told
 
     def _result(self, told: Told, share: Share, tokens: int | None) -> torch.Tensor:
@@ -295,37 +299,11 @@ class ParallelModel(nn.Module):
         self._narrator.note(told, share, tokens)
         return torch.tensor(float("nan") if told.loss is None else told.loss, dtype=torch.float64)
 
-    def _sizes(self, share: Share, samples: int) -> tuple[int, ...]:
-        """Give the sizes of a copy's micro-batches: as planned, or of at most the planned size for another batch."""
-        if samples == 0:
-            return ()
-        plan = self.plan
-        count = plan.num_micro_batches if share.total == plan.global_batch else -(-samples // plan.micro_batch)
-        return micro_batches(samples, min(count, samples), plan.micro_batch)
-
     def _chances(self, share: Share) -> list[Chance | None]:
         if not self.split.random or not self.training:
-            return [None] * len(self._sizes(share, share.samples))
-        sizes = self._sizes(share, share.samples)
+            return [None] * len(self._orders.sizes(share, share.samples))
+        sizes = self._orders.sizes(share, share.samples)
         return [Chance(self.seed, self.steps_done, share.start + start, stop - start) for start, stop in offsets(sizes)]
-
-    def _schedule(self, count: int, train: bool) -> Schedule:
-        key = (count, train)
-        if key not in self._schedules:
-            stages = self.split.num_stages
-            built = BUILDERS[self.plan.schedule](stages, count) if train else forward_only(stages, count)
-            lowered = lower(built, self.split.edges, reduce=train and self.plan.data > 1)
-            check(lowered)  # what would deadlock is refused before it runs
-            self._schedules[key] = lowered
-        return self._schedules[key]
-
-    def _actions(self, share: Share, train: bool) -> list[tuple[Action, ...]]:
-        """List the actions of each rank of the world; copies may have different numbers of micro-batches."""
-        per_copy = []
-        for samples in shares(share.total, self.plan.data):
-            sizes = self._sizes(share, samples)
-            per_copy.append(self._schedule(len(sizes), train).ranks if sizes else ((),) * self.split.num_stages)
-        return [ranks[stage] for stage in range(self.split.num_stages) for ranks in per_copy]
 
     def _seeding(self) -> Any:
         """Keep the global generators as they are: stages draw different numbers, but loaders must not."""

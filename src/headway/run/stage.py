@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,14 +98,17 @@ class Stage:
         chance: Chance | None = None,
         *,
         program: Program | None = None,
+        around: AbstractContextManager[Any] | None = None,
     ) -> StageResult:
         """Run this stage's part of loss(model, batch), or of `program` up to the return of model(...).
 
-        `received` holds every tensor of `part.receives` that its source had. Raises SplitError when the program takes
-        something that this stage does not have, naming module, call and value.
+        `received` holds every tensor of `part.receives` that its source had; `around` is entered before anything runs.
+        Raises SplitError when the program takes something that this stage does not have, naming module, call and value.
         """
+        around = around or nullcontext()
         if self.whole and program is None:
-            return StageResult({}, {}, self.loss(self.model, batch))
+            with around:
+                return StageResult({}, {}, self.loss(self.model, batch))
         walk = StageWalk(self, received, answers, chance, program)
         call = self.loss if program is None else program.call
         output = None
@@ -112,7 +116,7 @@ class Stage:
             chance.begin()
         before = [(module, name, module._buffers.get(name)) for module, name, mine in self.buffers if not mine]
         try:
-            with walk:
+            with around, walk:
                 output = call(self.model, batch)
         except StageEnd:
             pass
