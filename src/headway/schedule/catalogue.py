@@ -10,6 +10,7 @@ from headway.errors import PlanError
 from headway.schedule.action import Schedule
 from headway.schedule.build import gpipe, one_f_one_b
 from headway.schedule.chunks import breadth_first, interleaved
+from headway.schedule.dual_pipe import dual_pipe_v
 from headway.schedule.greedy import backward_first
 from headway.schedule.zero_bubble import zero_bubble, zero_bubble_v
 
@@ -50,6 +51,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         "interleaved": Entry(lambda s, m, chunks: interleaved(s, m, chunks=chunks), 2, None),
         "breadth_first": Entry(lambda s, m, chunks: breadth_first(s, m, chunks=chunks), 2, None),
         "zero_bubble_v": Entry(lambda s, m, chunks: zero_bubble_v(s, m), 2, 2, split=True),
+        "dual_pipe_v": Entry(lambda s, m, chunks: dual_pipe_v(s, m), 2, 2, split=True),
     }
 )
 
