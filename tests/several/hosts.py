@@ -42,33 +42,40 @@ class Hosts:
         return subprocess.Popen(full, env=given, text=True, **options)  # type: ignore[call-overload, no-any-return]
 
     def run_ranks(
-        self, script: Path, *args: str, environment: Mapping[str, str] | None = None, timeout: float = 60.0
+        self,
+        script: Path,
+        *args: str,
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+        per_host: int = 1,
     ) -> list[str]:
-        """Run a Python script as one rank on each host, as torchrun would; return what each printed.
+        """Run a Python script as `per_host` ranks on each host, as torchrun would; return what each printed.
 
         Raises RuntimeError with the output of a rank that failed, or of all when `timeout` seconds pass.
         """
         paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-        ranks = []
-        for host in range(len(self.names)):
-            who = {"RANK": str(host), "WORLD_SIZE": str(len(self.names)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        started = []
+        size = per_host * len(self.names)
+        for rank in range(size):
+            host, local = divmod(rank, per_host)
+            who = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_host}
             meet = {"MASTER_ADDR": self.addresses[0], "MASTER_PORT": str(PORT), "PYTHONPATH": paths}
-            everything = {**who, **meet, **(environment or {})}
+            everything = {**{name: str(number) for name, number in who.items()}, **meet, **(environment or {})}
             command = [sys.executable, str(script), *args]
-            ranks.append(self.start(host, command, everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            started.append(self.start(host, command, everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
         end = time.monotonic() + timeout
         outputs = []
         try:
-            for rank in ranks:
-                outputs.append(rank.communicate(timeout=max(0.1, end - time.monotonic()))[0])
+            for process in started:
+                outputs.append(process.communicate(timeout=max(0.1, end - time.monotonic()))[0])
         except subprocess.TimeoutExpired:
-            for rank in ranks:
-                rank.kill()
-            outputs += [rank.communicate()[0] for rank in ranks[len(outputs) :]]
+            for process in started:
+                process.kill()
+            outputs += [process.communicate()[0] for process in started[len(outputs) :]]
             raise RuntimeError(f"no end within {timeout} s:\n" + "\n".join(outputs)) from None
-        for host, (rank, output) in enumerate(zip(ranks, outputs, strict=True)):
-            if rank.returncode:
-                raise RuntimeError(f"rank {host} ended with exit code {rank.returncode}:\n{output}")
+        for rank, (process, output) in enumerate(zip(started, outputs, strict=True)):
+            if process.returncode:
+                raise RuntimeError(f"rank {rank} ended with exit code {process.returncode}:\n{output}")
         return outputs
 
     def shape(self, rate: str) -> None:

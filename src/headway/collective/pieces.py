@@ -64,9 +64,7 @@ def by_collectives(
         if (remains := owed[group.index]) is not None:
             lost(codec, mine, result[:length], remains, scratch)
     flat = into.view(-1)
-    work = world.guard(
-        awaited, peers, lambda: dist.all_gather_into_tensor(flat, result, group=group.handle, async_op=True)
-    )
+    work = world.guard(awaited, peers, lambda: dist.all_gather_single(flat, result, group=group.handle, async_op=True))
     Pending(work, awaited, peers, world.deadline, (into, result), world.roll_call).wait()
     for owner, part in enumerate(parts):
         if part.numel():

@@ -39,6 +39,7 @@ class Reducer:
     or more is reduced by itself, smaller ones in buckets of up to `bucket_bytes`. `codec` says how float32 crosses the
     wire ("fp32", "fp16", "bf16", "int8", "int4", "powersgd:RANK"; all but the first lose something); all ranks end with
     the same bits. The last two keep what they lose and add it to the next gradient: `state_dict` has it, by name.
+    With `neighbours` the ranks of the group come host by host, so many of each, and sum within their host first.
     Every `check_every` steps one bucket is also summed exactly: `observe` gets the codec's error, and above a bound the
     codec gives way to the next better one. Raises RankError when ranks of the group hold other parameters, ValueError
     when no codec has that name.
@@ -57,10 +58,10 @@ class Reducer:
         direct_bytes: int = MEBIBYTE,
         shared: Mapping[str, Group] | None = None,
         codec: str = "fp32",
+        neighbours: int = 1,
         check_every: int = EVERY,
         observe: Callable[[CodecChecked], None] | None = None,
     ) -> None:
-        coded = not is_exact(codec)
         self._world = world
         self._group = group
         self._bucket_bytes = bucket_bytes
@@ -84,11 +85,14 @@ class Reducer:
         self.codec = self._asked = codec
         self._check = ExactCheck(world, group, check_every)
         self._observe = observe
+        self._neighbours = neighbours
         self._sums: Sums | None = None
+        self._exact_sums: Sums | None = None  # None: a plain all-reduce
+        is_exact(codec)
         if group.size > 1:
-            check_same(world, group, self._slots, f"codec {codec}")
-        if group.size > 1 and coded and any(_encodes(slot.parameter) for slot in self._slots):
-            self._sums = make_sums(world, group, codec)
+            check_same(world, group, self._slots, f"codec {codec}, {neighbours} neighbours")
+            self._exact_sums = make_sums(world, group, "fp32", neighbours)
+            self._choose(codec)
         if group.size > 1 and self._slots:
             self._assign(list(reversed(self._slots)))
             self._order = []
@@ -181,13 +185,16 @@ class Reducer:
             self._learn(self._order)
             self._order = None
         self._check.steps += 1
-        if event is not None:
-            self._tell(event)
+        if event is not None and event.now != self.codec:
+            self._use(event.now)
+        if event is not None and self._observe is not None:
+            self._observe(event)
 
     def close(self) -> None:
         """Take the hooks off the parameters, and end the thread that sums, if there is one."""
-        if self._sums is not None:
-            self._sums.close()
+        for sums in (self._sums, self._exact_sums):
+            if sums is not None:
+                sums.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -244,6 +251,9 @@ class Reducer:
             if bucket.flags is None:
                 return
             tensor = bucket.flags  # counts must be exact
+        elif self._exact_sums is not None and values.numel():
+            bucket.pending.append(self._exact_sums.start(tensor, bucket.awaited, residual=None, slots=()))
+            return
         bucket.pending.append(self._world.start_all_reduce(tensor, self._group, awaited=bucket.awaited))
 
     def _values(self, bucket: Bucket) -> torch.Tensor:
@@ -256,18 +266,16 @@ class Reducer:
 
     # ---- after it
 
-    def _tell(self, event: CodecChecked) -> None:
-        """Report a check, and go over to another codec if it says so; what the old one still owes is added once."""
-        if event.now != self.codec:
-            self._use(event.now)
-        if self._observe is not None:
-            self._observe(event)
-
-    def _use(self, codec: str) -> None:
-        self.codec = codec
+    def _choose(self, codec: str) -> None:
         if self._sums is not None:
             self._sums.close()
-        self._sums = None if is_exact(codec) else make_sums(self._world, self._group, codec)
+        coded = not is_exact(codec) and any(_encodes(slot.parameter) for slot in self._slots)
+        self.codec = codec
+        self._sums = make_sums(self._world, self._group, codec, self._neighbours) if coded else None
+
+    def _use(self, codec: str) -> None:
+        """Go over to another codec; what the old one still owes is added once."""
+        self._choose(codec)
         self._assign([slot for bucket in self._buckets for slot in bucket.slots])
 
     def _used(self) -> list[bool]:

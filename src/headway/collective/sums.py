@@ -9,6 +9,7 @@ import torch
 
 from headway.collective.bucket import Slot
 from headway.collective.codec import CODECS
+from headway.collective.hierarchy import Hierarchy
 from headway.collective.low_rank import LowRank
 from headway.collective.two_shot import Reduction, TwoShot
 from headway.collective.world import Group, World
@@ -35,10 +36,18 @@ class Sums(Protocol):
         ...
 
 
-def make_sums(world: World, group: Group, codec: str) -> Sums:
-    """Return what sums with a codec that is not exact. Every member of the group makes it."""
+def make_sums(world: World, group: Group, codec: str, neighbours: int = 1) -> Sums | None:
+    """Return what sums with a codec, host by host when there are several `neighbours` on each.
+
+    None: nothing is better than a plain all-reduce. Every member of the group makes it.
+    """
     rank = low_rank(codec)
-    return TwoShot(world, group, CODECS[codec]) if rank is None else LowRank(world, group, rank)
+    if rank is not None:
+        return LowRank(world, group, rank)  # its messages are too small to be worth a second way
+    coded = None if is_exact(codec) else CODECS[codec]
+    if neighbours > 1 and (coded is not None or world.device.type == "cpu"):  # NCCL goes host by host itself
+        return Hierarchy(world, group, neighbours, coded)
+    return None if coded is None else TwoShot(world, group, coded)
 
 
 def is_exact(codec: str) -> bool:

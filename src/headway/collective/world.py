@@ -96,6 +96,7 @@ class World:
         self._owns_default_group = owns_default_group
         self.roll_call = None if open_board is None or size == 1 else RollCall(rank, size, open_board)
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._own_groups: list[Group] = []
         everyone = tuple(range(size))
         self.everyone = Group(everyone, rank, dist.group.WORLD if size > 1 else None)
         self._groups[everyone] = self.everyone
@@ -139,6 +140,22 @@ class World:
             found = Group(key, key.index(self.rank) if self.rank in key else None, handle)
             self._groups[key] = found
         return found
+
+    def own_group(self, ranks: Sequence[int]) -> Group:
+        """Return a new group of these ranks, for one thread's own use: its messages are apart from all others.
+
+        Only its members call it, for the groups that two of them share in the same order.
+        """
+        key = tuple(sorted(set(ranks)))
+        timeout = timedelta(seconds=self.deadline)
+        handle = self.guard(
+            f"the group {key}",
+            key,
+            lambda: dist.new_group(list(key), timeout=timeout, use_local_synchronization=True),
+        )
+        group = Group(key, key.index(self.rank), handle)
+        self._own_groups.append(group)
+        return group
 
     # ---- collectives. All members call them in the same order; group=None means everyone.
 
@@ -211,7 +228,7 @@ class World:
         """Let go of all groups, and leave the others if this World joined them. Messages under way are lost."""
         if self.roll_call is not None:
             self.roll_call.close()
-        for group in self._groups.values():
+        for group in (*self._groups.values(), *self._own_groups):
             group.handle = None
         if self._owns_default_group and dist.is_initialized():
             dist.destroy_process_group()
