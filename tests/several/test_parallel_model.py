@@ -13,18 +13,22 @@ import headway
 from headway.collective.world import World
 from headway.run.microbatch import Mean, Shared, cut
 from headway.run.parallel import ParallelModel
+from headway.schedule.catalogue import CATALOGUE
 from tests.several.ranks import on_ranks, outcomes_on_ranks
 
 LAYOUTS = ((2, 1), (1, 2), (2, 2))  # copies x stages
 
 
 class Net(nn.Module):
-    """Layers with a skip connection over all of them, a frozen first one, a branch that is never used, dropout."""
+    """What is hard to divide: skip connections to several consumers, a tied weight, integers and tensors that do not
+    lie in one piece where stages meet, in-place calls, a frozen first layer, a branch that is never used, dropout."""
 
     def __init__(self, p: float = 0.0) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8).requires_grad_(False)
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.layers[3].weight = self.layers[0].weight
+        self.table = nn.Embedding(3, 8)
         self.drop = nn.Dropout(p)
         self.head = nn.Linear(8, 3)
         self.unused = nn.Linear(2, 2)
@@ -32,9 +36,12 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Map [batch, (time,) 6] to logits [batch, (time,) 3]."""
         skip = hidden = self.first(x)
-        for layer in self.layers:
-            hidden = self.drop(torch.tanh(layer(hidden)))
-        hidden = hidden + skip
+        for number, layer in enumerate(self.layers):
+            hidden = self.drop(torch.tanh(layer(hidden))) * 1.5
+            hidden += skip / 4
+            if number == 0:
+                best, turned = hidden.argmax(-1) % 3, hidden.transpose(0, -1)
+        hidden = hidden + skip + self.table(best) + turned.transpose(0, -1)
         return {"logits": self.head(hidden if scale is None else hidden * scale), "hidden": hidden}
 
 
@@ -60,10 +67,12 @@ def build(p: float = 0.0) -> Net:
     return Net(p).double()
 
 
-def parallel(world: World, data: int, stages: int, batch: Any, p: float = 0.0, count: int = 3) -> ParallelModel:
+def parallel(
+    world: World, data: int, stages: int, batch: Any, p: float = 0.0, count: int = 3, schedule: str = "one_f_one_b"
+) -> ParallelModel:
     """Plan by the face and put the model under the plan."""
     model = build(p)
-    fixed = {"data": data, "pipeline": stages, "num_micro_batches": count}
+    fixed = {"data": data, "pipeline": stages, "num_micro_batches": count, "schedule": schedule}
     plan = headway.plan(model, loss, batch, cluster=f"{world.size}xcpu:4GiB", fixed=fixed)
     return ParallelModel(model, loss, plan, world)
 
@@ -91,9 +100,9 @@ def whole(batch: dict[str, Any]) -> dict[str, Any]:
     return cut(batch, 0, len(batch["x"]))
 
 
-def check_other_batches(world: World, data: int, stages: int) -> None:
+def check_other_batches(world: World, data: int, stages: int, schedule: str) -> None:
     """Batches that differ from the planned one: ragged, longer, shorter than copies, other shapes, optional keys."""
-    model = parallel(world, data, stages, batch_of(12, 0))
+    model = parallel(world, data, stages, batch_of(12, 0), schedule=schedule)
     others = [(12, (), False), (7, (), False), (17, (), False), (12, (5,), False), (12, (3,), False), (1, (), False)]
     others += [(12, (), True), (9, (2,), True)]
     for number, (samples, time, scale) in enumerate(others):
@@ -111,10 +120,10 @@ def check_other_batches(world: World, data: int, stages: int) -> None:
         same(gradients(model), plainly(todo))
 
 
-def check_accumulation(world: World, data: int, stages: int) -> None:
+def check_accumulation(world: World, data: int, stages: int, schedule: str) -> None:
     """Two calls before a step add up; zero_grad of both kinds starts anew; the norm is that of the sum."""
     batches = [batch_of(12, 1), batch_of(10, 2)]
-    model = parallel(world, data, stages, batches[0])
+    model = parallel(world, data, stages, batches[0], schedule=schedule)
     for set_to_none in (True, False):
         model.zero_grad(set_to_none=set_to_none)
         for batch in batches:
@@ -131,9 +140,9 @@ def check_accumulation(world: World, data: int, stages: int) -> None:
         assert float(norm) == pytest.approx(float(total), rel=1e-12)
 
 
-def check_evaluation(world: World, data: int, stages: int) -> None:
+def check_evaluation(world: World, data: int, stages: int, schedule: str) -> None:
     """evaluate and predict give what one process gives, on every rank, and leave modes and gradients alone."""
-    model = parallel(world, data, stages, batch_of(12, 0), p=0.5, count=4)
+    model = parallel(world, data, stages, batch_of(12, 0), p=0.5, count=4, schedule=schedule)
     plain = build(0.5).eval()
     batch = batch_of(30, 3)
     want = plain(batch["x"])
@@ -151,11 +160,11 @@ def check_evaluation(world: World, data: int, stages: int) -> None:
     assert list(state) == list(reference) and all(torch.equal(state[k], reference[k]) for k in reference)
 
 
-def masks(world: World, data: int, stages: int, count: int) -> tuple[float, dict[str, Any]]:
+def masks(world: World, data: int, stages: int, count: int, schedule: str) -> tuple[float, dict[str, Any]]:
     """Train two steps with dropout; the loss of the second and the gradients on this rank."""
     torch.manual_seed(0)
     batch = batch_of(12, 4)
-    model = parallel(world, data, stages, batch, p=0.4, count=count)
+    model = parallel(world, data, stages, batch, p=0.4, count=count, schedule=schedule)
     value = 0.0
     for _ in range(2):
         model.zero_grad()
@@ -164,9 +173,14 @@ def masks(world: World, data: int, stages: int, count: int) -> tuple[float, dict
 
 
 def check_all(world: World, data: int, stages: int) -> None:
-    check_other_batches(world, data, stages)
-    check_accumulation(world, data, stages)
-    check_evaluation(world, data, stages)
+    for schedule in CATALOGUE if stages > 1 else ["one_f_one_b"]:
+        try:
+            check_other_batches(world, data, stages, schedule)
+            check_accumulation(world, data, stages, schedule)
+            check_evaluation(world, data, stages, schedule)
+        except Exception as error:
+            error.add_note(f"under {schedule}")
+            raise
 
 
 @pytest.mark.several
@@ -178,8 +192,11 @@ def test_everything_a_loop_does_equals_one_process(data: int, stages: int) -> No
 @pytest.mark.several
 def test_dropout_masks_do_not_depend_on_the_plan() -> None:
     seen = []
-    for data, stages, count in ((1, 1, 1), (2, 1, 3), (1, 2, 4), (2, 2, 2)):
-        results = on_ranks(data * stages, masks, data, stages, count)
+    for data, stages, count, schedule in (
+        (1, 1, 1, "gpipe"), (2, 1, 3, "gpipe"), (1, 2, 4, "one_f_one_b"), (2, 2, 2, "interleaved"),
+        (1, 2, 3, "zero_bubble_v"), (1, 2, 4, "zero_bubble"),
+    ):  # fmt: skip
+        results = on_ranks(data * stages, masks, data, stages, count, schedule)
         seen.append((results[0][0], {k: v for _, part in results for k, v in part.items()}))
     (value, want), *others = seen
     for other, part in others:
