@@ -21,7 +21,9 @@ def dual_pipe_v(num_stages: int, num_micro: int) -> Schedule:
         )
     orders = tuple(
         # Built for as many micro-batches as fill the pipeline; those that do not exist drop out.
-        tuple(action for action in _order(rank, num_stages // 2, max(num_micro, num_stages)) if action.micro < num_micro)
+        tuple(
+            action for action in _order(rank, num_stages // 2, max(num_micro, num_stages)) if action.micro < num_micro
+        )
         for rank in range(num_stages // 2)
     )
     placement = tuple(min(stage, num_stages - 1 - stage) for stage in range(num_stages))

@@ -120,8 +120,11 @@ class Work:
         return Schedule(name, len(self.placement), self.num_micro, tuple(ranks), self.placement)
 
     def orders(self, schedule: Schedule) -> Orders:
-        """Read a schedule, whose stages are split as this work is, as orders of jobs."""
-        return [[self.job[action.kind, action.stage] for action in actions] for actions in schedule.ranks]
+        """Read a schedule as orders of jobs; whole backwards of a stage that is split here become I and W at once."""
+        parts = {(kind, stage): [job] for (kind, stage), job in self.job.items()}
+        for stage in self.split:
+            parts[Kind.B, stage] = [self.job[Kind.I, stage], self.job[Kind.W, stage]]
+        return [[job for a in actions for job in parts[a.kind, a.stage]] for actions in schedule.ranks]
 
 
 def work_of(
