@@ -58,6 +58,7 @@ class Plan:
     global_batch: int
     cuts: tuple[str, ...] = ()
     shard: str = "none"
+    blocks: tuple[str, ...] = ()  # modules that are gathered one at a time, under shard="parameters"
     tensor: int = 1
     chunks: int = 1
     recompute: str = "none"

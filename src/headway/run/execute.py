@@ -13,7 +13,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from headway.collective.channel import Channel, Signature, signature_of
+from headway.collective.fully import FullyShardedReducer
 from headway.collective.reduce import Reducer
+from headway.collective.shard import ShardedReducer
 from headway.collective.world import World
 from headway.layout.split import Crossing, Split
 from headway.run.apart import Apart, Later
@@ -95,7 +97,7 @@ class Step:
 
     stages: Mapping[int, Stage]
     wires: Wires
-    reducer: Reducer
+    reducer: Reducer | ShardedReducer | FullyShardedReducer
     micro_batches: Sequence[Any]
     sizes: Sequence[int]
     chances: Sequence[Chance | None]
@@ -114,7 +116,7 @@ class Step:
     given: dict[tuple[int, int], set[int | None]] = field(default_factory=dict)
 
     def walk(self, actions: Sequence[Action], last: Mapping[int, Container[str]]) -> None:
-        """Do all actions of one rank; `last` is what `last_backwards` gives. Errors name stage, micro-batch, module."""
+        """Do all actions of one rank; `last` is what `sums_after` gives. Errors name stage, micro-batch, module."""
         upcoming = self._upcoming(actions)
         for waiting in upcoming.values():
             self._post(waiting, POSTED_AHEAD)
@@ -295,8 +297,16 @@ class Step:
         """Nothing: the reducer was armed before the last backward and works by itself; the step waits at its end."""
 
 
-def last_backwards(schedule: Schedule, rank: int, split: Split) -> dict[int, frozenset[str]]:
-    """Map the indices of a rank's actions after which gradients are complete to the names of their parameters."""
+def sums_after(
+    schedule: Schedule, rank: int, split: Split, *, every_backward: bool = False
+) -> dict[int, frozenset[str]]:
+    """Map the indices of a rank's actions after which gradients are summed to the names of their parameters.
+
+    That is after each parameter's last backward of a step, or after every one.
+    """
+    if every_backward:
+        whole = {index: a for index, a in enumerate(schedule.ranks[rank]) if a.kind in (Kind.B, Kind.W)}
+        return {index: frozenset(split.stages[a.stage].parameters) for index, a in whole.items()}
     last = {a.stage: index for index, a in enumerate(schedule.ranks[rank]) if a.kind in BACKWARDS}
     complete: dict[str, int] = {}
     for stage, index in last.items():

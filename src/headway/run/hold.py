@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from headway.collective.fully import fill, whole
 from headway.collective.world import Group, World
 from headway.errors import CheckpointError, PlanError
 from headway.planner.plan import Plan
@@ -96,7 +97,7 @@ def full_state(
     """
     own = model.state_dict(keep_vars=True)
     first = {id(p): name for name, p in model.named_parameters()}
-    mine = {name: p.detach().cpu() for name, p in model.named_parameters() if name in parameters}
+    mine = {name: whole(p.detach()).cpu() for name, p in model.named_parameters() if name in parameters}
     mine |= {name: own[name].detach().cpu() for name in buffers if name in own}
     together: dict[str, Any] = {}
     for theirs in world.gather_objects(mine, group):
@@ -123,4 +124,4 @@ def load_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
             if given.shape != tensor.shape:
                 raise CheckpointError(f"{name} is {list(given.shape)} in the state, {list(tensor.shape)} in the model")
             if not tensor.is_meta:
-                tensor.copy_(given)
+                fill(tensor, given)

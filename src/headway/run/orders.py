@@ -1,4 +1,4 @@
-"""Orders: what this rank and all others do in a step over so many samples: micro-batch sizes, actions, last backwards."""
+"""Orders: what this rank and all others do in a step: sizes of micro-batches, actions, when gradients are summed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway.planner.plan import Plan, micro_batches, shares
-from headway.run.execute import last_backwards
+from headway.run.execute import sums_after
 from headway.run.microbatch import Share
 from headway.schedule.action import Action, Schedule
 from headway.schedule.build import forward_only
@@ -14,10 +14,13 @@ from headway.schedule.catalogue import build
 from headway.schedule.check import check
 from headway.schedule.lower import lower
 
+EVERY_BACKWARD = ("gradients", "parameters")
+"""Under these values of `shard` gradients are summed over the copies after each micro-batch, not once a step."""
+
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule, and after which of a rank's actions the gradients of which parameters are complete."""
+    """A schedule, and after which of a rank's actions the gradients of which parameters are summed over copies."""
 
     schedule: Schedule
     last: Mapping[int, frozenset[str]]
@@ -45,8 +48,10 @@ class Orders:
         if samples == 0:
             return ()
         plan = self.plan
-        count = plan.num_micro_batches if share.total == plan.global_batch else -(-samples // plan.micro_batch)
-        return micro_batches(samples, min(count, samples), plan.micro_batch)
+        each = shares(share.total, plan.data) if plan.shard == "parameters" else (samples,)
+        count = plan.num_micro_batches if share.total == plan.global_batch else -(-max(each) // plan.micro_batch)
+        count = max(1, min(count, samples, *each))  # with sharded parameters the copies have equally many
+        return micro_batches(samples, count, max(plan.micro_batch, -(-samples // count)))
 
     def order(self, count: int, train: bool) -> Order:
         """Give the order for so many micro-batches. Raises PlanError for one that would never finish."""
@@ -60,7 +65,8 @@ class Orders:
                 built = forward_only(plan.split.num_stages, count, self.placement)
             lowered = lower(built, plan.split.edges, reduce=train and plan.data > 1)
             check(lowered)  # what would deadlock is refused before it runs
-            self.known[key] = Order(lowered, last_backwards(lowered, self.line, plan.split))
+            each = plan.shard in EVERY_BACKWARD
+            self.known[key] = Order(lowered, sums_after(lowered, self.line, plan.split, every_backward=each))
         return self.known[key]
 
     def actions(self, share: Share, train: bool) -> list[tuple[Action, ...]]:

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from headway.collective.reduce import Reducer
 from headway.collective.world import DEADLINE, World
 from headway.errors import HeadwayError, PlanError
 from headway.launch.identity import identify
@@ -22,11 +20,12 @@ from headway.run.buffers import Before, agree
 from headway.run.exchange import Exchange, Told
 from headway.run.execute import Step, Wires
 from headway.run.hold import check_parameters, drop_others, full_state, load_state, same_everywhere
+from headway.run.keep import keep
 from headway.run.memory import Meter
 from headway.run.microbatch import Share, cut, num_tokens, offsets, to_device
 from headway.run.narrate import Narrator
 from headway.run.orders import Orders
-from headway.run.outputs import gather_outputs, program_for
+from headway.run.outputs import Program, gather_outputs, program_for
 from headway.run.randomness import Chance, same_generators, seeded
 from headway.run.sharing import Sharing
 from headway.run.stage import Stage
@@ -95,12 +94,13 @@ class ParallelModel(nn.Module):
         if world.device.type != "cpu":
             _move(model, world.device)
         object.__setattr__(self, "_nothing", nn.Parameter(torch.empty(0)))
-        self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
         self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=placement[stage], data=self._copy))
         self._apart = Apart() if CATALOGUE[plan.schedule].split else None
-        trained = {name: p for name, p in self._held.items() if p.requires_grad}
-        shared = {name: group for name, group in ties.items() if name in trained}
-        self._reducer = Reducer(world, self._data_group, trained, shared=shared, codec=plan.codec)
+        self._loss = loss
+        self._kept = keep(world, plan, model, self._held, ties, self._data_group, self._pipeline_group, placement)
+        self._held = self._kept.parameters
+        loss = self._kept.around(loss)
+        self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
         self.seed = int(world.broadcast_object(torch.initial_seed()))
         self.steps_done = 0
         self._exchange = Exchange.join(world)
@@ -136,12 +136,13 @@ class ParallelModel(nn.Module):
         changed = self._owned_buffers if self.training else ()
         before = Before.of(self.module, changed) if changed else Before({})
         scale = 1.0 / self.plan.global_batch
-        self._reducer.begin()
+        self._kept.refresh(training=True)
+        self._kept.begin(len(self._orders.sizes(share, share.samples)))
         chances = self._chances(share)
         with torch.enable_grad(), self._seeding():
             step, told = self._walk(part, share, train=True, scale=scale, chances=chances)
         # totals were scaled by 1 / planned samples, known beforehand; what they should be divided by is known now
-        self._reducer.finish(
+        self._kept.reducer.finish(
             self.plan.global_batch / told.count if told.count not in (0, self.plan.global_batch) else 1.0
         )
         agree(self.world, self._data_group, self.module, before)
@@ -154,13 +155,7 @@ class ParallelModel(nn.Module):
 
         As `torch.nn.utils.clip_grad_norm_`; a tied parameter counts once. The norm is the same on every rank.
         """
-        counted = [p.grad for name, p in self._held.items() if p.grad is not None and self._first[name] == self._line]
-        norm = get_total_norm(counted) if counted else torch.zeros((), device=self.world.device)
-        if self._pipeline_group.size > 1:
-            square = norm.double() ** 2
-            self.world.all_reduce(square, self._pipeline_group)
-            norm = square.sqrt().to(norm.dtype if counted else torch.float64)
-        clip_grads_with_norm_([p for p in self._held.values() if p.grad is not None], max_norm, norm)
+        norm = self._kept.clip(max_norm, {name for name in self._held if self._first[name] == self._line})
         self._narrator.note_norm(norm)
         return norm
 
@@ -184,7 +179,8 @@ class ParallelModel(nn.Module):
         a tuple of positional or a dict of keyword arguments. Rows come back for the whole global batch, in order.
         """
         part, share = self._sharing.recognise(batch)
-        program = program_for(batch, self.plan, next(iter(self._stages.values())).loss)
+        program = program_for(batch, self.plan, self._loss)
+        program = Program(self._kept.around(program.call))
         with torch.no_grad(), self._evaluating():
             step = self._begin(part, share, scale=1.0, chances=None, program=program)
             self._run(step, train=False)
@@ -202,7 +198,7 @@ class ParallelModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters under the model's own names."""
+        """Yield this rank's parameters under the model's own names; with a plan's `shard`, those that it updates."""
         for name, parameter in self._held.items():
             yield (f"{prefix}.{name}" if prefix else name), parameter
 
@@ -220,7 +216,8 @@ class ParallelModel(nn.Module):
         """Return the full state of the undivided model, original names, on the CPU. Every rank calls it."""
         if args or kwargs:
             raise TypeError("ParallelModel.state_dict takes no arguments: it is the undivided model's, every rank's")
-        mine = [name for name in self._held if self._first[name] == self._line]
+        self._kept.refresh(training=False)
+        mine = [name for name, line in self._first.items() if line == self._line]
         return full_state(self.world, self._pipeline_group, self.module, mine, self._owned_buffers)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
@@ -237,6 +234,11 @@ class ParallelModel(nn.Module):
         if self.split.num_stages > 1:
             raise HeadwayError(
                 f"the model is divided into {self.split.num_stages} stages, so it cannot be called directly",
+                remedy="model.predict(batch) for its outputs, model.evaluate(batch) for the loss",
+            )
+        if self.plan.data > 1 and self.plan.shard != "none":
+            raise HeadwayError(
+                f"the copies share {self.plan.shard} out, so the model is not whole between steps",
                 remedy="model.predict(batch) for its outputs, model.evaluate(batch) for the loss",
             )
         return self.module(*args, **kwargs)
@@ -268,7 +270,7 @@ class ParallelModel(nn.Module):
         pieces = [cut(moved, start, stop) for start, stop in offsets(sizes)]
         none: Sequence[Chance | None] = [None] * len(sizes)
         return Step(
-            stages=self._stages, wires=self._wires, reducer=self._reducer, micro_batches=pieces, sizes=sizes,
+            stages=self._stages, wires=self._wires, reducer=self._kept.reducer, micro_batches=pieces, sizes=sizes,
             chances=none if chances is None else chances, scale=scale, program=program,
             apart=self._apart if torch.is_grad_enabled() else None,
         )  # fmt: skip
@@ -290,7 +292,7 @@ class ParallelModel(nn.Module):
         step = self._begin(part, share, scale=scale, chances=chances)
         self._run(step, train=train)
         if train:
-            self._reducer.launch()
+            self._kept.reducer.launch()
         told = self._exchange.tell(step.losses, step.seen, self._orders.actions(share, train), self._meter.peak())
         return step, told
 
@@ -312,10 +314,12 @@ class ParallelModel(nn.Module):
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         modes = [(module, module.training) for module in self.module.modules()]
+        self._kept.refresh(training=False)
         self.module.eval()
         try:
             yield
         finally:
+            self._kept.rest()
             for module, training in modes:
                 module.training = training
 

@@ -1,0 +1,181 @@
+"""Keep: what each copy of the model keeps of parameters, gradients and optimizer states, under each `shard`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from headway.collective.fully import FullyShardedReducer, local
+from headway.collective.reduce import Reducer
+from headway.collective.shard import ShardedReducer
+from headway.collective.world import Group, World
+from headway.errors import BatchError
+from headway.layout.ownership import share_out
+from headway.planner.plan import Plan
+
+Call = Callable[[nn.Module, Any], Any]
+
+
+class Kept:
+    """shard="none": each copy keeps everything.
+
+    `parameters` are this rank's, for the user's optimizer. With `every_backward` the reducer sums after each backward,
+    else after a step's last; with `in_step` all copies must have equally many micro-batches.
+    """
+
+    reducer: Reducer | ShardedReducer | FullyShardedReducer
+    every_backward = False
+    in_step = False
+
+    def __init__(self, world: World, parameters: Mapping[str, nn.Parameter], over: Group) -> None:
+        self.world, self.parameters, self.over = world, dict(parameters), over
+
+    def begin(self, micro_batches: int) -> None:
+        """Start a step of so many micro-batches on this rank."""
+        self.reducer.begin()
+
+    def refresh(self, training: bool) -> None:
+        """See that this copy has the newest parameters; before each step, evaluation and look at the state."""
+
+    def rest(self) -> None:
+        """Let go of what an evaluation left behind."""
+
+    def around(self, call: Call) -> Call:
+        """Give the function that does what `call` does, with all parameters at hand."""
+        return call
+
+    def clip(self, max_norm: float, answers_for: Collection[str]) -> torch.Tensor:
+        """Clip gradients by their norm over all parameters of all ranks; each rank answers for some names."""
+        grads = {name: local(p.grad) for name, p in self.parameters.items() if p.grad is not None}
+        counted = [grad for name, grad in grads.items() if name in answers_for]
+        norm = get_total_norm(counted) if counted else torch.zeros((), device=self.world.device)
+        if self.over.size > 1:
+            square = norm.double() ** 2
+            self.world.all_reduce(square, self.over)
+            norm = square.sqrt().to(norm.dtype if counted else torch.float64)
+        self._scale_down(max_norm, norm)
+        return norm
+
+    def _scale_down(self, max_norm: float, norm: torch.Tensor) -> None:
+        clip_grads_with_norm_([p for p in self.parameters.values() if p.grad is not None], max_norm, norm)
+
+
+class Whole(Kept):
+    """shard="none": each copy keeps everything, and gradients are summed for all."""
+
+    def __init__(
+        self, world: World, plan: Plan, group: Group, over: Group, held: Mapping[str, nn.Parameter],
+        ties: Mapping[str, Group],
+    ) -> None:  # fmt: skip
+        super().__init__(world, held, over)
+        self.reducer: Reducer = Reducer(world, group, _trained(held), shared=ties, codec=plan.codec)
+
+
+class Owned(Kept):
+    """shard="optimizer" and "gradients": each copy updates the parameters that it owns, and tells the others."""
+
+    def __init__(
+        self, world: World, plan: Plan, group: Group, held: Mapping[str, nn.Parameter], ties: Mapping[str, Group],
+        sizes: Mapping[str, int], placement: Sequence[int],
+    ) -> None:  # fmt: skip
+        assert plan.split is not None and group.index is not None
+        owners = share_out(sizes, plan.split.holders(), plan.data, placement)
+        mine = {n: p for n, p in held.items() if not p.requires_grad or owners[n] == group.index}
+        super().__init__(world, mine, world.everyone)
+        self.every_backward = plan.shard == "gradients"
+        trained = _trained(held)
+        self.reducer: ShardedReducer = ShardedReducer(
+            world, group, trained, {name: owners[name] for name in trained},
+            every_backward=self.every_backward, shared=ties, codec=plan.codec,
+        )  # fmt: skip
+        self._group = group
+        self._seen: Sequence[int] = ()  # what this rank's parameters were when it last told the others
+
+    def begin(self, micro_batches: int) -> None:
+        """Start a step; the copies may have different numbers of micro-batches."""
+        most = _extremes(self.world, self._group, micro_batches)[1] if self.every_backward else 1
+        self.reducer.begin(backwards=most)
+
+    def refresh(self, training: bool) -> None:
+        """Get new values of all parameters from their owners; outside of training only if they have changed."""
+        now = [] if training else [_look(p) for p in self.parameters.values()]
+        if not training:
+            changed = torch.tensor([float(now != self._seen)], device=self.world.device)
+            self.world.all_reduce(changed, op="max")
+            if not changed.item():
+                return
+        self.reducer.spread()
+        self._seen = now
+
+
+class Sliced(Kept):
+    """shard="parameters": each copy keeps a slice of every parameter, and has the whole only while a block runs."""
+
+    every_backward = True
+    in_step = True
+
+    def __init__(self, world: World, plan: Plan, group: Group, model: nn.Module) -> None:
+        self.reducer: FullyShardedReducer = FullyShardedReducer(world, group, model, plan.blocks, codec=plan.codec)
+        super().__init__(world, self.reducer.parameters, group)
+
+    def begin(self, micro_batches: int) -> None:
+        """Start a step. Raises BatchError when the copies have different numbers of micro-batches."""
+        least, most = _extremes(self.world, self.over, micro_batches)
+        if least != most:
+            raise BatchError(
+                f'with shard="parameters" all copies run together, but some have {least} micro-batches and some {most}',
+                remedy="pass shares of one global batch (model.batches, model.share)",
+            )
+        self.reducer.begin()
+
+    def refresh(self, training: bool) -> None:
+        """Nothing: parameters are gathered when they are used."""
+
+    def rest(self) -> None:
+        """Let go of the parameters that are still whole."""
+        self.reducer.rest()
+
+    def around(self, call: Call) -> Call:
+        """Give the function that runs `call` with parameters gathered as they are used."""
+        return lambda model, batch: self.reducer.run(call, batch)
+
+    def _scale_down(self, max_norm: float, norm: torch.Tensor) -> None:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
+        for parameter in self.parameters.values():
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor.to(parameter.dtype))
+
+
+def keep(
+    world: World, plan: Plan, model: nn.Module, held: Mapping[str, nn.Parameter], ties: Mapping[str, Group],
+    copies: Group, stages: Group, placement: Sequence[int],
+) -> Kept:  # fmt: skip
+    """Divide what `held` takes among the `copies` as the plan says; `stages` are the ranks of this copy."""
+    if plan.shard == "none" or plan.data == 1:
+        return Whole(world, plan, copies, stages, held, ties)
+    if plan.shard == "parameters":
+        return Sliced(world, plan, copies, model)
+    sizes = {n: p.numel() * p.element_size() for n, p in model.named_parameters() if p.requires_grad}
+    return Owned(world, plan, copies, held, ties, sizes, placement)
+
+
+def _trained(held: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in held.items() if parameter.requires_grad}
+
+
+def _extremes(world: World, group: Group, number: int) -> tuple[int, int]:
+    """Return the least and the most of the group's numbers."""
+    both = torch.tensor([-number, number], dtype=torch.int64, device=world.device)
+    world.all_reduce(both, group, op="max")
+    return -int(both[0]), int(both[1])
+
+
+def _look(parameter: nn.Parameter) -> int:
+    """Sum up the bits of a parameter: another number tells that it has changed."""
+    kinds: Iterable[torch.dtype] = (torch.uint8, torch.int16, torch.int32, torch.int64)
+    kind = next(k for k in kinds if k.itemsize == min(parameter.element_size(), 8))
+    return int(parameter.detach().contiguous().view(-1).view(kind).sum(dtype=torch.int64))
