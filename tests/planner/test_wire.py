@@ -8,6 +8,7 @@ import pytest
 
 from headway.cost.cluster import Cluster, Link
 from headway.planner.plan import Plan
+from headway.planner.route import Route
 from headway.planner.search import search
 from headway.planner.wire import MENUS, NEARLY, Reduction, menu, pick
 from tests.cost.graphs import chain, times
@@ -23,7 +24,7 @@ def hosts(link: Link, count: int = 2) -> Cluster:
 def chosen(link: Link, seconds: float, asked: str | None = None, count: int = 2) -> tuple[str, str | None]:
     """Return the codec for 100 MB of gradients, and the reason; forward and backward take so many seconds each."""
     cluster = hosts(link, count)
-    reduction = Reduction(100_000_000, 0, 2, cluster.link([0, 1]), seconds, 0.0, 2 * seconds)
+    reduction = Reduction(100_000_000, 0, Route(2, cluster.link([0, 1])), seconds, 0.0, 2 * seconds)
     wire, why = pick(menu(asked, WORK, cluster), [reduction], apart=count > 1)
     return wire.codec, why
 
@@ -64,7 +65,7 @@ def test_the_least_lossy_within_five_percent() -> None:
     assert [wire.codec for wire in wires] == list(MENUS["auto8"])
     seen = set()
     for tenths in range(1, 60):
-        reduction = Reduction(100_000_000, 1000, 2, GIGABIT, 0.1 * tenths, 0.01, 0.15 * tenths)
+        reduction = Reduction(100_000_000, 1000, Route(2, GIGABIT), 0.1 * tenths, 0.01, 0.15 * tenths)
         step = {wire.codec: reduction.rest + reduction.seconds(wire) for wire in wires}
         within = [codec for codec in MENUS["auto8"] if step[codec] <= (1 + NEARLY) * min(step.values())]
         found = pick(wires, [reduction], apart=True)[0].codec
@@ -99,7 +100,7 @@ def test_the_plan_keeps_the_codec_and_expects_less(tmp_path: Path) -> None:
 
 def test_what_is_not_float32_is_priced_and_told_as_exact() -> None:
     cluster = hosts(GIGABIT)
-    reduction = Reduction(0, 8_000_000, 2, GIGABIT, 0.01, 0.0, 0.02)
+    reduction = Reduction(0, 8_000_000, Route(2, GIGABIT), 0.01, 0.0, 0.02)
     wire, why = pick(menu("int8", WORK, cluster), [reduction], apart=True)
     assert wire.codec == "int8" and why == "gradients are reduced exactly: int8 is for float32"
     exact = pick(menu("fp32", WORK, cluster), [reduction], apart=True)[0]

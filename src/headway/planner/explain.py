@@ -57,7 +57,8 @@ def long(plan: Plan) -> str:
     lines += _labelled("message", [_message(plan, index) for index in range(len(plan.messages))])
     lines.append(
         f"fields   shard={plan.shard} tensor={plan.tensor} chunks={plan.chunks} recompute={plan.recompute} "
-        f"precision={plan.precision} codec={plan.codec}"
+        f"precision={plan.precision} codec={plan.codec} neighbours={plan.neighbours} "
+        f"bucket_bytes={format_bytes(plan.bucket_bytes)}"
     )
     if plan.pipeline > 1:
         lines += ["", str(plan.lowered if plan.size <= 8 and plan.num_micro_batches <= 16 else plan.schedule)]

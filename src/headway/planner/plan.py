@@ -47,7 +47,8 @@ class Plan:
     Each rank of a pipeline holds `chunks` stages, so there are `pipeline * chunks` of them.
     `num_micro_batches` is for each copy, `micro_batch` the samples of the largest; `cuts` name `ModelGraph.cuts`.
     `seconds` is the predicted time of a step (schedule, reduction, update), `memory` the predicted peak bytes of each
-    rank. Ranks are numbered with copies innermost: rank = stage * data + copy.
+    rank. `neighbours` ranks of a host sum gradients among themselves first; `bucket_bytes` travel together at most.
+    Ranks are numbered with copies innermost: rank = stage * data + copy.
     """
 
     data: int
@@ -64,6 +65,8 @@ class Plan:
     recompute: str = "none"
     precision: str = "float32"
     codec: str = "fp32"
+    neighbours: int = 1
+    bucket_bytes: int = 8 << 20
     split: Split | None = None
     made_for: Fingerprint | None = None
     cluster: str = ""

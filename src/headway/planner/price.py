@@ -14,7 +14,8 @@ from headway.graph.model import ModelGraph
 from headway.layout.mesh import Mesh
 from headway.layout.split import Split, StagePart, split
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
-from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, float32_shapes, pick
+from headway.planner.route import Route
+from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, float32_shapes, neighbours, pick
 from headway.schedule.action import Schedule
 from headway.schedule.catalogue import CATALOGUE, build
 from headway.schedule.simulate import simulate
@@ -150,6 +151,8 @@ class Priced:
     memory: tuple[int, ...]
     codec: str = "fp32"
     why_codec: str | None = None
+    neighbours: int = 1
+    bucket_bytes: int = 0
 
     @property
     def peak(self) -> int:
@@ -196,10 +199,10 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         stages.append(stage)
         rest = choice.num_micro_batches * (stage.forward + stage.backward) + stage.update
         coded, other = bytes_by_kind(graph, own)
-        link = setting.cluster.link(choice.ranks(part.index))
+        route = Route.of(setting.cluster, choice.ranks(part.index))
         tied = _tied_seconds(graph, parts, part, choice, setting.cluster)
         shapes = float32_shapes(graph, own)
-        reductions.append(Reduction(coded, other, choice.data, link, stage.backward, tied, rest, shapes))
+        reductions.append(Reduction(coded, other, route, stage.backward, tied, rest, shapes))
     groups = choice.mesh.groups("data")
     apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in groups)
     wire, why = pick(setting.wires, reductions, apart)
@@ -207,7 +210,13 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         replace(s, reduce=r.seconds(wire), static_bytes=s.static_bytes + r.buffer_bytes(wire))
         for s, r in zip(stages, reductions, strict=True)
     ]
-    return replace(priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why)
+    near = neighbours(wire, reductions)
+    if near > 1:
+        why = f"{why or 'gradients'}; summed by the {near} ranks of each host first, then across hosts"
+    return replace(
+        priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why, neighbours=near,
+        bucket_bytes=max(reduction.bucket_bytes(wire) for reduction in reductions),
+    )  # fmt: skip
 
 
 def _held(

@@ -119,6 +119,8 @@ def search(
         cuts=best.cuts,
         precision=precision,
         codec=best.codec,
+        neighbours=best.neighbours,
+        bucket_bytes=best.bucket_bytes,
         split=best.split,
         made_for=fingerprint(program.graph, cluster),
         cluster=cluster.describe(),

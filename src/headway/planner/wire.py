@@ -10,6 +10,7 @@ from types import MappingProxyType
 from headway.cost.cluster import Cluster, Link
 from headway.cost.model import exposed_reduce_seconds
 from headway.graph.model import ModelGraph
+from headway.planner.route import Route, bucket_bytes
 from headway.units import format_rate, format_seconds
 
 PARTS: Mapping[str, float] = MappingProxyType(
@@ -65,7 +66,7 @@ EXACT = Wire("fp32", 1.0)
 
 @dataclass(frozen=True)
 class Reduction:
-    """What one stage reduces: bytes of float32 and of other dtypes, between `copies` over `link`.
+    """What one stage reduces: bytes of float32 and of other dtypes, between its copies over `route`.
 
     `backward` are the seconds that can hide it, `tied` those of summing tied parameters over stages, `rest` those of
     the stage's step without any reduction. `shapes` are those of the float32 parameters.
@@ -73,12 +74,27 @@ class Reduction:
 
     coded_bytes: int
     other_bytes: int
-    copies: int
-    link: Link
+    route: Route
     backward: float
     tied: float
     rest: float
     shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """How many ranks reduce."""
+        return self.route.ranks
+
+    def by_host(self, wire: Wire) -> bool:
+        """Tell whether sums are made within each host first."""
+        return wire.rank is None and self.route.by_host(coded=wire.codec != "fp32")
+
+    def bucket_bytes(self, wire: Wire) -> int:
+        """Return the size of buckets."""
+        return bucket_bytes(self._link(wire), self.copies)
+
+    def _link(self, wire: Wire) -> Link:
+        return self.route.as_link(coded=wire.codec != "fp32", by_host=self.by_host(wire))
 
     def part(self, wire: Wire) -> float:
         """Return how many of float32's bytes a codec puts on the wire, as a part."""
@@ -90,7 +106,9 @@ class Reduction:
         """Return the seconds that the reduction adds to the step; a codec's own work is not hidden by anything."""
         size = round(self.coded_bytes * self.part(wire)) + self.other_bytes
         work = wire.work * self.coded_bytes if self.copies > 1 else 0.0
-        return exposed_reduce_seconds(size, self.copies, self.link, self.backward) + work + self.tied
+        link = self._link(wire)
+        bucket = bucket_bytes(link, self.copies)
+        return exposed_reduce_seconds(size, self.copies, link, self.backward, bucket) + work + self.tied
 
     def buffer_bytes(self, wire: Wire) -> int:
         """Return the bytes that a rank keeps: messages to and from each other rank, sums, and what a codec lost."""
@@ -134,7 +152,7 @@ def pick(wires: Sequence[Wire], reductions: Sequence[Reduction], apart: bool) ->
         return first, "gradients stay exact (fp32): the copies are on one host"
     steps = {wire: max(r.rest + r.seconds(wire) for r in reductions) for wire in wires}
     chosen = next(wire for wire in wires if steps[wire] <= (1 + NEARLY) * min(steps.values()))
-    link = max((r.link for r in reductions), key=lambda link: link.seconds(1 << 20))
+    link = max((r.route.link for r in reductions), key=lambda link: link.seconds(1 << 20))
     over = f"over a link of {format_rate(link.bandwidth)}"
     if chosen is first:
         other = min(wires[1:], key=lambda wire: steps[wire])
@@ -187,6 +205,12 @@ def bytes_by_kind(graph: ModelGraph, names: Sequence[str]) -> tuple[int, int]:
     trainable = [info for info in infos if info.trainable and not info.is_buffer]
     coded = sum(info.bytes for info in trainable if info.dtype == "float32")
     return coded, sum(info.bytes for info in trainable) - coded
+
+
+def neighbours(wire: Wire, reductions: Sequence[Reduction]) -> int:
+    """Return how many ranks of a host sum among themselves first, 1 for none; the same for all stages."""
+    ways = {r.route.neighbours if r.by_host(wire) else 1 for r in reductions}
+    return ways.pop() if len(ways) == 1 else 1
 
 
 def _named(wire: Wire, reductions: Sequence[Reduction], copies: int) -> str | None:
