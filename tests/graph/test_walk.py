@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from headway.graph.chance import is_random
+from headway.graph.frame import number_modules
 from headway.graph.walk import (
     Walk,
     function_name,
@@ -18,7 +19,6 @@ from headway.graph.walk import (
     is_shape_read,
     map_tensors,
     module_paths,
-    number_modules,
     tensors_of,
 )
 from tests.graph.programs import GPT, next_token, tokens

@@ -110,9 +110,9 @@ def test_random_program_in_stages(orders: list[Any], data: Any) -> None:
     graph = record(model, loss, batch)
     want = train_whole(model, loss, batch, graph)
     assume(len(graph.cuts) > 1 and bool(want.loss.isfinite()))
-    for stages in (2, data.draw(st.integers(3, 5))):
+    for stages, steps in ((2, 4), (data.draw(st.integers(3, 5)), 2)):  # what a stage learns takes effect by and by
         count = min(stages - 1, len(graph.cuts))
         places = st.lists(st.integers(0, len(graph.cuts) - 1), min_size=count, max_size=count, unique=True)
         cuts = [graph.cuts[i].name for i in sorted(data.draw(places))]
-        got = train_staged(model, loss, batch, graph.samples, split(graph, cuts))
+        got = train_staged(model, loss, batch, graph.samples, split(graph, cuts), steps)
         assert difference(want, got) < 1e-12, (cuts, orders)

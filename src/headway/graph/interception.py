@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -17,6 +18,10 @@ CHECKPOINT = "<checkpoint>"
 
 GENERATOR = "_checkpoint_without_reentrant_generator"
 """The one function that every checkpoint of the other kind passes, whoever imported what by which name."""
+
+
+COMPILING = "_callback_from_stance"
+"""What everything that torch.compile made asks, each time, whether to compile; torch.compiler.set_stance acts there."""
 
 
 class Watcher(Protocol):
@@ -72,6 +77,9 @@ class Interception:
     def hold(self) -> None:
         """Replace the functions, if they are not yet."""
         self.holders += 1
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")  # else nothing is compiled; to import it takes seconds
+        if dynamo is not None and all(owner is not dynamo for owner, _, _ in self.originals):
+            self._replace(dynamo, COMPILING, self._compiling(getattr(dynamo, COMPILING)))
         if self.holders > 1:
             return
         places = [
@@ -85,9 +93,12 @@ class Interception:
             (BackwardHook, "setup_input_hook", self._backward_hook(BackwardHook.setup_input_hook)),
             (BackwardHook, "setup_output_hook", self._backward_hook(BackwardHook.setup_output_hook)),
         ]
-        self.originals = [(owner, name, owner.__dict__[name]) for owner, name, _ in places]
         for owner, name, replacement in places:
-            setattr(owner, name, replacement)
+            self._replace(owner, name, replacement)
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        self.originals.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, replacement)
 
     def release(self) -> None:
         """Put the originals back, if nobody else holds the functions."""
@@ -95,6 +106,7 @@ class Interception:
         if not self.holders:
             for owner, name, original in self.originals:
                 setattr(owner, name, original)
+            self.originals.clear()
 
     def follow(self, walk: Watcher | None) -> Watcher | None:
         """Make `walk` the one that is asked in this thread; gives the one before."""
@@ -148,6 +160,15 @@ class Interception:
             return walk.backward_hook(original, hook, args)
 
         return setup
+
+    def _compiling(self, original: Any) -> Any:
+        now = self.now
+
+        def callback(compiler: Any) -> Any:
+            walk = now.walk
+            return original(compiler) if walk is None or walk.paused else None  # None: as it is written
+
+        return callback
 
     def _opaque(self, original: Any) -> Any:
         now = self.now

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import BackwardHook
 
+from headway.graph.frame import Frame, Landmarks
 from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
-from headway.graph.model import BETWEEN, Position
+from headway.graph.model import Position
 
 TENSOR_GETTERS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
 """Attributes of a tensor that make another tensor, and so count as calls."""
@@ -125,59 +125,6 @@ def module_paths(model: nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in model.named_modules()}
 
 
-Landmarks = Mapping[Position, Mapping[tuple[str, int], tuple[int, int]]]
-"""For the position of a frame: the place of each module call in it, by path and occurrence."""
-
-
-def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Place the module calls of a frame, by path and occurrence; a "+" before a path puts it after the one before it.
-
-    Those without are landmarks 1, 2, ...; those with one were not seen when the program was recorded.
-    """
-    seen: dict[str, int] = {}
-    table: dict[tuple[str, int], tuple[int, int]] = {}
-    number = count = 0
-    for path in paths:
-        if path.startswith("+"):
-            path, count = path[1:], count + BETWEEN
-        else:
-            number, count = number + 1, 0
-        seen[path] = seen.get(path, -1) + 1
-        table[(path, seen[path])] = (number, count)
-    return table
-
-
-class Frame:
-    """One module call in progress: its position, its path, and how far it has come."""
-
-    __slots__ = ("count", "known", "landmark", "path", "position", "seen")
-
-    def __init__(self, position: Position, path: str, known: Mapping[tuple[str, int], tuple[int, int]] | None) -> None:
-        self.position = position
-        self.path = path
-        self.known = known
-        self.landmark = 0  # number of the last module call
-        self.count = 0  # events since
-        self.seen: dict[str, int] = {}
-
-    def next_module(self, path: str) -> Position:
-        """Place the next module call: at its landmark when it is known, else as an event after the last one."""
-        occurrence = self.seen.get(path, 0)
-        self.seen[path] = occurrence + 1
-        place: tuple[int, int] | None = (self.landmark + 1, 0)
-        if self.known is not None:
-            place = self.known.get((path, occurrence))
-        if place is None or place <= (self.landmark, self.count):
-            self.count += 1
-        else:
-            self.landmark, self.count = place
-        return (*self.position, self.landmark, self.count)
-
-    def next_event(self) -> Position:
-        """Say where the next torch call stands."""
-        return (*self.position, self.landmark, self.count + 1)
-
-
 class Walk(TorchFunctionMode):
     """Sees each torch call and each module call of the block it surrounds, in program order.
 
@@ -196,7 +143,6 @@ class Walk(TorchFunctionMode):
         self.frames = [Frame((), "", self.landmarks.get(()))]
         self.paused = False
         self.outer: Watcher | None = None
-        self.uncompiled: Any = None  # keeps torch.compile from compiling: compiled code cannot be followed
 
     # what a subclass decides
 
@@ -305,22 +251,17 @@ class Walk(TorchFunctionMode):
             del self.frames[depth:]
 
     @contextmanager
-    def pause(self, *, compiled: bool = False) -> Iterator[None]:
-        """Let torch run at full speed, unseen, inside the block; `compiled` where torch.compile asks for it."""
+    def pause(self) -> Iterator[None]:
+        """Let torch run at full speed, unseen, inside the block."""
         if self.paused:
             yield
             return
         super().__exit__(None, None, None)
         self.paused = True
-        compiled = compiled and self.uncompiled is not None
-        if compiled:
-            self.uncompiled.__exit__(None, None, None)
         try:
             yield
         finally:
             self.paused = False
-            if compiled:
-                self.uncompiled.__enter__()
             super().__enter__()
 
     @property
@@ -332,15 +273,11 @@ class Walk(TorchFunctionMode):
         """Begin to see calls."""
         INTERCEPTION.hold()
         self.outer = INTERCEPTION.follow(self)
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and to import it takes seconds
-            self.uncompiled = torch.compiler.set_stance("force_eager")
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Leave torch as it was."""
         super().__exit__(*exception)
-        if self.uncompiled is not None:
-            self.uncompiled.__exit__(*exception)
         INTERCEPTION.follow(self.outer)
         INTERCEPTION.release()

@@ -26,14 +26,14 @@ class Absence:
 
     def __init__(self, stage: Stage, known: dict[Position, Known]) -> None:
         self.stage, self.known = stage, known
-        self.opaque = set(stage.parameters)
-        self.opaque.update(id(getattr(module, name)) for module, name, _ in stage.buffers)
+        self.parameters = stage.parameters
+        self.opaque = {id(getattr(module, name)) for module, name, _ in stage.buffers}
         self.opaque_storages: set[int] = set()
         self.alive: list[Any] = []  # keeps those tensors and storages from being freed, so that ids stay theirs
 
     def hides(self, tensor: torch.Tensor) -> bool:
         """Say whether a tensor's content must not be used before the start."""
-        if tensor.is_meta or id(tensor) in self.opaque:
+        if tensor.is_meta or id(tensor) in self.parameters or id(tensor) in self.opaque:
             return True
         return bool(self.opaque_storages) and id(storage_of(tensor)) in self.opaque_storages
 

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from headway.graph.chance import is_random
+from headway.graph.frame import Frame, Landmarks
 from headway.graph.model import Position
-from headway.graph.walk import Frame, Landmarks, Walk
+from headway.graph.walk import Walk
 from headway.run.randomness import Chance
 
 
@@ -28,7 +29,7 @@ class Repeat(Walk):
         """Follow only the modules that were followed the first time."""
         if position in self.keep:
             return run()
-        with self.pause(compiled=True):
+        with self.pause():
             return run()
 
     def on_call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

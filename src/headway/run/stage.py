@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from headway.errors import SplitError
+from headway.graph.frame import Landmarks, number_modules
 from headway.graph.interception import INTERCEPTION
 from headway.graph.model import Position, position_text
-from headway.graph.walk import Landmarks, module_paths, number_modules, tensors_of
+from headway.graph.walk import module_paths, tensors_of
 from headway.layout.split import Split
 from headway.run.outputs import Program
+from headway.run.passing import borders, frames_around
 from headway.run.randomness import Chance
 from headway.run.stage_walk import Key, StageEnd, StageWalk
 from headway.run.templates import Known
@@ -46,6 +48,7 @@ class Stage:
     parameters: frozenset[int] = frozenset()  # ids of all parameters
     buffers: tuple[tuple[nn.Module, str, bool], ...] = ()  # those that the program changes; whether this stage does
     keep: frozenset[Position] = frozenset()  # module calls that are followed call by call
+    borders: frozenset[Position] = frozenset()  # those of them that need not be, once it is seen what crosses there
     landmarks: Landmarks = field(default_factory=dict, compare=False)
     followed: frozenset[int] = frozenset()  # ids of modules with one in them that may read a value
     paths: Mapping[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
@@ -68,7 +71,7 @@ class Stage:
         )
         keep = set(split.guarded)
         for crossing in (*part.receives, *part.sends):
-            keep.update(crossing.position[:depth] for depth in range(2, len(crossing.position), 2))
+            keep.update(frames_around(crossing.position))
         landmarks = {position: number_modules(paths) for position, paths in split.landmarks}
         parameters = frozenset(id(p) for p in model.parameters())
         kinds = set(split.reading)
@@ -79,8 +82,9 @@ class Stage:
         )
         paths = module_paths(model)
         stage = Stage(
-            split, index, model, loss, device, parameters, buffers, frozenset(keep), landmarks, followed, paths
-        )
+            split, index, model, loss, device, parameters, buffers, frozenset(keep), borders(split, index), landmarks,
+            followed, paths,
+        )  # fmt: skip
         INTERCEPTION.hold()
         weakref.finalize(stage, INTERCEPTION.release)
         return stage

@@ -26,18 +26,10 @@ from headway.layout.split import Crossing
 from headway.run.absence import Absence
 from headway.run.hooks import GRADIENT_HOOKS, is_torn, leave_out, no_hook
 from headway.run.outputs import Program
+from headway.run.passing import pass_over, run_whole
 from headway.run.randomness import Chance
 from headway.run.repeat import Repeat
-from headway.run.templates import (
-    CONSTANTS,
-    WANTS_GRADIENT,
-    Known,
-    absent_of,
-    make,
-    shapes_of,
-    signature,
-    template,
-)
+from headway.run.templates import WANTS_GRADIENT, Known, absent_of, shapes_of
 
 if TYPE_CHECKING:
     from headway.run.stage import Stage
@@ -79,6 +71,7 @@ class StageWalk(Walk):
         self.frames_out = {position[:-2] for position in self.outgoing}
         self.latest: dict[Any, tuple[Position, torch.Tensor]] = {}  # what may stand in for a value that is not made
         self.absence = Absence(stage, self.known)
+        self.taken: dict[Key, torch.Tensor] = {}  # what was received, as the program has it
 
     # where in the program
 
@@ -141,6 +134,9 @@ class StageWalk(Walk):
             self.captured = run()
             raise StageEnd
         depth = len(position)
+        if position in self.stage.borders and id(module) not in self.stage.followed:
+            over = pass_over if position < self.start else run_whole
+            return over(self, position, module, run, args, kwargs)
         if (
             position in self.stage.keep
             or id(module) in self.stage.followed
@@ -149,11 +145,15 @@ class StageWalk(Walk):
         ):
             return run()
         if position < self.start:
-            return self._pass_over(position, module, run, args, kwargs)
+            return pass_over(self, position, module, run, args, kwargs)
         if self.end is not None and position == self.end[:depth]:
             return run()
+        return self.at_full_speed(module, run)
+
+    def at_full_speed(self, module: nn.Module, run: Callable[[], Any]) -> Any:
+        """Run a module that is computed whole, unseen."""
         try:
-            with self.pause(compiled=True):
+            with self.pause():
                 return run()
         except (RuntimeError, NotImplementedError) as error:
             if "meta" not in str(error):
@@ -278,17 +278,19 @@ class StageWalk(Walk):
 
         def settle(tensor: torch.Tensor) -> torch.Tensor:
             number = next(numbers)
-            return self._receive(incoming[number], tensor) if number in incoming else tensor
+            return self.receive(incoming[number], tensor) if number in incoming else tensor
 
         return map_tensors(result, settle)
 
-    def _receive(self, crossing: Crossing, shape: torch.Tensor) -> torch.Tensor:
+    def receive(self, crossing: Crossing, shape: torch.Tensor) -> torch.Tensor:
+        """Give a tensor that crosses to this stage; what looks like it if its source did not make it on this batch."""
         tensor = self.received.get(crossing.key)
         if tensor is None:
-            return shape  # its source did not make it on this batch
+            return shape
         if crossing.written and tensor.requires_grad:
             with torch.enable_grad():
                 tensor = tensor.clone()  # in-place calls are not allowed on a leaf
+        self.taken[crossing.key] = tensor
         self.absence.hide(tensor)
         if crossing.output in self.outgoing.get(crossing.position, {}):
             self.made[crossing.key] = tensor
@@ -305,33 +307,24 @@ class StageWalk(Walk):
 
     # modules passed over
 
-    def module_at(self, position: Position, path: str, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def module_call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Give a result that is known at once."""
-        last = self.known.get(position)
-        if last is not None and not kwargs and last.fits(module, args):
-            return last.result
-        return super().module_at(position, path, original, module, args, kwargs)
-
-    def _pass_over(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        """Give a module's result without running it: absent tensors in the shape of the first time it was run.
-
-        Not possible when the result holds something computed from the batch alone, or an object that is not known.
-        """
-        shapes = self.stage.shapes
-        inputs: list[Any] = []
-        with self.pause():  # under the walk an absent tensor says that it is on this stage's device
-            key = (position, id(module), module.training, signature((args, kwargs), inputs, self.absence.hides))
-            known = shapes.get(key)
-            if known is not None:
-                result = make(known, inputs)
-                if isinstance(result, torch.Tensor) and result.is_meta and all(map(_is_lasting, args)):
-                    self.known[position] = Known(module, module.training, args, result)
-                return result
-        result = run()
-        if key not in shapes:
-            with self.pause():
-                shapes[key] = template(result, inputs)
-        return result
+        frame = self.frames[-1]
+        before = frame.answered
+        if before is not None and not kwargs:
+            ahead = before.next
+            if isinstance(ahead, Known) and ahead.fits(module, args):
+                frame.answered = ahead
+                return ahead.result
+        path = self.paths.get(id(module))
+        if path is None or isinstance(module, torch.jit.ScriptModule):
+            return super().module_call(original, module, args, kwargs)
+        position = frame.next_module(path)
+        known = self.known.get(position)
+        if known is not None and not kwargs and known.fits(module, args):
+            frame.answer(known, before)
+            return known.result
+        return self.module_at(position, path, original, module, args, kwargs)
 
 
 def _is_continuous(tensor: torch.Tensor) -> bool:
@@ -340,10 +333,6 @@ def _is_continuous(tensor: torch.Tensor) -> bool:
 
 def _moved(crossing: Crossing) -> str:
     return f"moved {position_text(crossing.position)}/{crossing.output}"
-
-
-def _is_lasting(item: Any) -> bool:
-    return item is None or isinstance(item, CONSTANTS) or (isinstance(item, torch.Tensor) and item.is_meta)
 
 
 def _ignore(tensor: torch.Tensor) -> None:

@@ -6,38 +6,47 @@ have the templates forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from operator import is_
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from headway.graph.absent import bare_twin
+from headway.graph.frame import Answered
+from headway.graph.model import Position
 from headway.graph.walk import map_tensors
+from headway.layout.split import Crossing
 
 WANTS_GRADIENT = "headway_wants_gradient"
 """Attribute of an absent tensor that needs a gradient; it never does by itself, so that nothing on meta is a graph."""
 
 CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format, torch.layout)
 
-Template = tuple[list[Callable[[list[Any]], Any]], Any]
+Receive = Callable[[Crossing, torch.Tensor], torch.Tensor]
+Template = tuple[list[Callable[[list[Any], Receive], Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Answered):
     """A module's result for exactly these arguments; good for as long as the same objects come again."""
 
-    module: nn.Module
-    training: bool
-    args: tuple[Any, ...]
-    result: torch.Tensor
+    __slots__ = ("args", "module", "result", "training")
+
+    def __init__(
+        self, position: Position, path: str, occurrence: int, module: nn.Module, args: tuple[Any, ...],
+        result: torch.Tensor,
+    ) -> None:  # fmt: skip
+        super().__init__(position, path, occurrence)
+        self.module, self.training, self.args, self.result = module, module.training, args, result
 
     def fits(self, module: nn.Module, args: tuple[Any, ...]) -> bool:
         """Say whether a call is this one again."""
         if module is not self.module or module.training is not self.training or len(args) != len(self.args):
             return False
-        return all(a is b for a, b in zip(args, self.args, strict=True))
+        return all(map(is_, args, self.args))
 
 
 def mark(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,29 +77,43 @@ def signature(value: Any, inputs: list[Any], is_hidden: Callable[[torch.Tensor],
     return type(value)
 
 
-def template(result: Any, inputs: list[Any]) -> Template | None:
-    """Find, for each leaf of a result, what makes it again; None when that is not possible."""
+def template(
+    result: Any, inputs: list[Any], received: Mapping[int, Crossing] = MappingProxyType({})
+) -> Template | None:
+    """Find, for each leaf of a result, what makes it again; None when that is not possible.
+
+    `received` says which leaves, by their number, came from another stage.
+    """
     leaves, spec = tree_flatten(result)
-    makers: list[Callable[[list[Any]], Any]] = []
-    for leaf in leaves:
+    makers: list[Callable[[list[Any], Receive], Any]] = []
+    for number, leaf in enumerate(leaves):
         place = next((i for i, item in enumerate(inputs) if item is leaf), None)
-        if place is not None:
-            makers.append(lambda items, i=place: items[i])  # type: ignore[misc]
+        if number in received:
+            absent = bare_twin(leaf)
+            absent = mark(absent) if leaf.requires_grad else absent
+            makers.append(lambda items, receive, c=received[number], a=absent: receive(c, a))  # type: ignore[misc]
+        elif place is not None:
+            makers.append(lambda items, receive, i=place: items[i])  # type: ignore[misc]
         elif isinstance(leaf, torch.Tensor):
             if not leaf.is_meta:
                 return None
-            makers.append(lambda items, absent=leaf: absent)  # type: ignore[misc]
+            makers.append(lambda items, receive, absent=leaf: absent)  # type: ignore[misc]
         elif leaf is None or isinstance(leaf, CONSTANTS):
-            makers.append(lambda items, constant=leaf: constant)  # type: ignore[misc]
+            makers.append(lambda items, receive, constant=leaf: constant)  # type: ignore[misc]
         else:
             return None
     return makers, spec
 
 
-def make(known: Template, inputs: list[Any]) -> Any:
+def nothing_received(crossing: Crossing, absent: torch.Tensor) -> torch.Tensor:
+    """Receive nothing: for results of single calls, whose tensors are received where the call stands."""
+    return absent
+
+
+def make(known: Template, inputs: list[Any], receive: Receive = nothing_received) -> Any:
     """Make a result again from a template, for other arguments that look the same."""
     makers, spec = known
-    return tree_unflatten([maker(inputs) for maker in makers], spec)
+    return tree_unflatten([maker(inputs, receive) for maker in makers], spec)
 
 
 def shapes_of(result: Any) -> Any:
