@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -57,9 +58,9 @@ def edges(draw, num_stages: int) -> list[tuple[int, int]]:
 
 
 @st.composite
-def costs(draw, schedule: Schedule) -> Costs:
-    """Draw whole seconds and bytes, zeros among them."""
-    small = st.integers(0, 4)
+def costs(draw, schedule: Schedule, *, least: int = 0) -> Costs:
+    """Draw whole seconds and bytes, zeros among them unless `least` is more."""
+    small = st.integers(least, 4)
     pairs = [(a, b) for a in range(schedule.num_stages) for b in range(schedule.num_stages) if a != b]
 
     def row() -> tuple[int, ...]:
@@ -77,6 +78,7 @@ def costs(draw, schedule: Schedule) -> Costs:
         activation_bytes=row(),
         temporary_bytes=row(),
         gap=draw(st.integers(0, 1)),
+        overlap=draw(st.booleans()),
     )
 
 
@@ -140,8 +142,8 @@ def tick(schedule: Schedule, price: Costs) -> dict[Action, tuple[int, int]]:
     times: dict[Action, tuple[int, int]] = {}
     ended: dict[Action, int] = {}
     arrived: dict[tuple[Action, int], int] = {}
-    queues: dict[tuple[int, int], list[tuple[Action, int, int, int]]] = {}
-    link_free: dict[tuple[int, int], int] = {}
+    queues: dict[object, list[tuple[Action, int, int, int]]] = {}
+    link_free: dict[object, int] = {}
     cursor, rank_free = [0] * schedule.num_ranks, [0] * schedule.num_ranks
     now = 0
 
@@ -149,7 +151,9 @@ def tick(schedule: Schedule, price: Costs) -> dict[Action, tuple[int, int]]:
         pair = schedule.placement[action.stage], schedule.placement[to_stage]
         if pair[0] != pair[1]:
             cost = price.message[action.stage, to_stage]
-            queues.setdefault(pair, []).append((action, pair[1], cost, ended[action]))
+            queues.setdefault(price.links.get(pair, pair), []).append((action, pair[1], cost, ended[action]))
+            if not price.overlap:
+                rank_free[pair[0]] = math.inf
 
     def available(cause: Action, rank: int) -> bool:
         if schedule.placement[cause.stage] == rank:
@@ -164,6 +168,8 @@ def tick(schedule: Schedule, price: Costs) -> dict[Action, tuple[int, int]]:
                 while queue and link_free.get(pair, 0) <= now and queue[0][3] <= now:
                     action, rank, cost, _ = queue.pop(0)
                     arrived[action, rank] = link_free[pair] = now + cost
+                    if not price.overlap:
+                        rank_free[schedule.placement[action.stage]] = now + cost
                     moved = True
             for rank, actions in enumerate(schedule.ranks):
                 while cursor[rank] < len(actions) and rank_free[rank] <= now:
@@ -174,7 +180,7 @@ def tick(schedule: Schedule, price: Costs) -> dict[Action, tuple[int, int]]:
                         start = now + int(price.gap)
                         times[action] = start, start + seconds[action.kind][action.stage]
                         rank_free[rank] = times[action][1]
-                    ended[action] = rank_free[rank] if action.kind in seconds else now
+                    ended[action] = times[action][1] if action.kind in seconds else now
                     if schedule.edges is not None and action.kind in (Kind.SEND, Kind.SEND_GRAD):
                         post(action, action.peer)
                     elif schedule.edges is None and action.kind is F and action.stage + 1 < schedule.num_stages:

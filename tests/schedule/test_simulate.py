@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +30,42 @@ def test_times_are_those_of_the_naive_simulator(data) -> None:
     worked = {span.action: (span.start, span.end) for span in timeline.spans if span.action.kind in COMPUTES}
     reduced = {span.action: (span.start, span.end) for span in timeline.spans if span.action.kind is Kind.REDUCE}
     assert worked | reduced == tick(schedule, price)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_pairs_of_ranks_that_share_a_link_wait_for_each_other(data) -> None:
+    schedule = data.draw(schedules())
+    price = data.draw(costs(schedule, least=1))
+    ranks = range(schedule.num_ranks)
+    names = {(a, b): data.draw(st.sampled_from("xyz")) for a in ranks for b in ranks if data.draw(st.booleans())}
+    price = replace(price, links=names)
+    lowered = lower(schedule, data.draw(edges(schedule.num_stages)), reduce=False)
+    timeline = simulate(lowered, price)
+    worked = {span.action: (span.start, span.end) for span in timeline.spans if span.action.kind in COMPUTES}
+    assert worked == tick(lowered, price)
+    for name in "xyz":
+        sent = [s for s in timeline.spans if s.action.kind in (Kind.SEND, Kind.SEND_GRAD)]
+        pairs = [(s, (s.rank, schedule.placement[s.action.peer])) for s in sent]
+        rows = sorted((s.start, s.end) for s, pair in pairs if names.get(pair) == name)
+        assert all(before[1] <= after[0] for before, after in zip(rows, rows[1:], strict=False))
+    if data.draw(st.booleans()):
+        along = simulate(lower(schedule, chain(schedule.num_stages), reduce=False), price)
+        plain = simulate(schedule, price)
+        assert set(plain.spans) == {s for s in along.spans if s.action.kind in COMPUTES}
+        assert plain.memory == along.memory
+
+
+def test_a_shared_link_and_one_that_keeps_its_sender_busy() -> None:
+    """Ranks 0 and 1 send at 1 s and at 4 s, 3 s each: apart, behind each other on one link, or instead of work."""
+    schedule = lower(forward_only(3, 2), [(0, 1), (1, 2)])
+    price = Costs((1.0, 1.0, 1.0), message={(0, 1): 3.0, (1, 2): 3.0})
+    assert simulate(schedule, price).makespan == 1 + 3 + 3 + 1 + 3 + 1
+    shared = simulate(schedule, replace(price, links={(0, 1): "switch", (1, 2): "switch"}))
+    sends = [(s.start, s.end, s.rank) for s in shared.spans if s.action.kind is Kind.SEND]
+    assert sorted(sends) == [(1, 4, 0), (4, 7, 0), (7, 10, 1), (10, 13, 1)] and shared.makespan == 14
+    busy = simulate(schedule, replace(price, overlap=False))
+    assert [s.start for s in busy.of(0) if s.action.kind is F] == [0, 4]
 
 
 @settings(max_examples=300)

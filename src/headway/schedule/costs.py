@@ -18,6 +18,9 @@ class Costs:
     `message[source stage, target stage]` is the seconds from the start of a send until all has arrived, latency
     included; a gradient goes the other way and costs `message[target, source]`, or when that is absent the same.
     `boundary_bytes` has the same keys and the same rule.
+    `overlap` says that a rank computes while what it sent is on its way; otherwise it waits until all has arrived.
+    `links[sending rank, receiving rank]` names the link through which a pair of ranks sends, one message at a time;
+    pairs that name the same share it. A pair that is not there has a link of its own.
     `reduce` is what a stage's REDUCE adds to the step (its exposed seconds). `gap` is the seconds that a rank spends
     before each computation and reduction without computing.
     `static_bytes` stay for the whole step; `activation_bytes` are held from the start of F to the end of B (of W where
@@ -35,6 +38,8 @@ class Costs:
     boundary_bytes: Mapping[Edge, int] = field(default_factory=dict)
     temporary_bytes: tuple[int, ...] = ()
     gap: float = 0.0
+    overlap: bool = True
+    links: Mapping[Edge, str] = field(default_factory=dict)
 
     def check(self, schedule: Schedule) -> None:
         """Raise ValueError when these are the costs of another number of stages."""

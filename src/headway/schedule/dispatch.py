@@ -100,6 +100,8 @@ class _Dispatch:
             arrives = end
             if through >= 0:
                 arrives = self.link[through] = max(end, self.link[through]) + length
+                if not work.overlap:
+                    end = arrives
             entry = other * micros + micro
             self.ready[entry] = max(self.ready[entry], arrives)
             self.missing[entry] -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 from headway.schedule.action import COMPUTES, Action, Kind, Schedule
 from headway.schedule.costs import Costs
@@ -29,56 +29,58 @@ def replay(schedule: Schedule, costs: Costs, spans: Iterable[Span], flights: Fli
     What passes between two stages of one rank lives from the end of its maker until its user frees it.
     """
     times = {span.action: span for span in spans if span.action.kind in COMPUTES}
-    ledger: list[list[tuple[float, int]]] = [[] for _ in schedule.ranks]
-    for rank, start, end, size in (*_own(schedule, costs, times), *_passed(schedule, costs, times, flights)):
-        ledger[rank] += (start, size), (end, -size)
+    ledger: list[dict[float, int]] = [{} for _ in schedule.ranks]
+    for lives in (_own(schedule, costs, times), _passed(schedule, costs, times, flights)):
+        for rank, start, end, size in lives:
+            # All that happens at one time is one step.
+            changes = ledger[rank]
+            changes[start] = changes.get(start, 0) + size
+            changes[end] = changes.get(end, 0) - size
     static = [sum(costs.static_bytes[stage] for stage in schedule.stages(rank)) if costs.static_bytes else 0
               for rank in range(schedule.num_ranks)]  # fmt: skip
-    return tuple(_steps(begin, entries) for begin, entries in zip(static, ledger, strict=True))
+    return tuple(_steps(begin, changes) for begin, changes in zip(static, ledger, strict=True))
 
 
 def _own(schedule: Schedule, costs: Costs, times: Mapping[Action, Span]) -> Iterator[Life]:
     """Yield what a stage holds for itself: activations and temporaries."""
-    for action, span in times.items():
-        stage, micro = action.stage, action.micro
-        if costs.temporary_bytes:
-            yield span.rank, span.start, span.end, costs.temporary_bytes[stage]
-        if costs.activation_bytes and action.kind is Kind.F:
-            last = Kind.F if not schedule.trains else Kind.W if (stage, micro) in schedule.split else Kind.B
-            yield span.rank, span.start, times[Action(last, stage, micro)].end, costs.activation_bytes[stage]
+    temporary, held, split = costs.temporary_bytes, costs.activation_bytes, schedule.split
+    for (kind, stage, micro, _), (rank, _, start, end) in zip(times, times.values(), strict=True):
+        if temporary:
+            yield rank, start, end, temporary[stage]
+        if held and kind is Kind.F:
+            last = Kind.F if not schedule.trains else Kind.W if (stage, micro) in split else Kind.B
+            yield rank, start, times[Action(last, stage, micro)].end, held[stage]
 
 
 def _passed(schedule: Schedule, costs: Costs, times: Mapping[Action, Span], flights: Flights) -> Iterator[Life]:
     """Yield what passes between stages, forward and backward."""
     if not costs.boundary_bytes:
         return
-    lowered = schedule.edges is not None
+    lowered, trains, micros = schedule.edges is not None, schedule.trains, range(schedule.num_micro)
     for source, targets in schedule.targets.items():
         for target in targets:
-            for micro in range(schedule.num_micro):
+            there, back = costs.boundary(source, target), costs.boundary(target, source)
+            for micro in micros:
                 made, used = times[Action(Kind.F, source, micro)], times[Action(Kind.F, target, micro)]
                 key = Action(Kind.SEND, source, micro, target) if lowered else made.action
-                yield from _crossing(made, used, used.start, flights.get(key), costs.boundary(source, target))
-                if schedule.trains:
+                yield from _crossing(made, used, used.start, flights.get(key), there)
+                if trains:
                     made, used = times[schedule.backward(target, micro)], times[schedule.backward(source, micro)]
                     key = Action(Kind.SEND_GRAD, target, micro, source) if lowered else made.action
-                    yield from _crossing(made, used, used.end, flights.get(key), costs.boundary(target, source))
+                    yield from _crossing(made, used, used.end, flights.get(key), back)
 
 
-def _crossing(made: Span, used: Span, freed: float, flight: tuple[float, float] | None, size: int) -> Iterator[Life]:
+def _crossing(made: Span, used: Span, freed: float, flight: tuple[float, float] | None, size: int) -> tuple[Life, ...]:
     if flight is None:
-        yield used.rank, made.end, freed, size
-    else:
-        yield made.rank, made.end, flight[1], size
-        yield used.rank, flight[0], freed, size
+        return ((used.rank, made.end, freed, size),)
+    return (made.rank, made.end, flight[1], size), (used.rank, flight[0], freed, size)
 
 
-def _steps(begin: int, entries: list[tuple[float, int]]) -> Steps:
-    """Sum up what is taken and freed; all that happens at one time is one step."""
-    entries.sort()
-    changes = [(time, sum(size for _, size in group)) for time, group in groupby(entries, key=lambda entry: entry[0])]
-    if not changes or changes[0][0] > 0:
-        changes.insert(0, (0.0, 0))
-    totals = accumulate((change for _, change in changes), initial=begin)
+def _steps(begin: int, changes: dict[float, int]) -> Steps:
+    """Sum up what is taken and freed."""
+    moments = sorted(changes)
+    if not moments or moments[0] > 0:
+        moments.insert(0, 0.0)
+    totals = accumulate((changes.get(moment, 0) for moment in moments), initial=begin)
     next(totals)
-    return tuple(zip((time for time, _ in changes), totals, strict=True))
+    return tuple(zip(moments, totals, strict=True))

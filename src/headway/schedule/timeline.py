@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from headway.schedule.action import COMPUTES, Action, Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One action of one rank, from `start` to `end` (seconds).
 
     The span of a SEND is its way over the link, beside the rank's other work; that of a RECV is the rank's wait.

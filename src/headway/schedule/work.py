@@ -33,6 +33,8 @@ class Work:
     """[jobs] the jobs that it needs, and the seconds of the message from each; 0 on the same rank"""
     sends: tuple[tuple[tuple[int, float, int], ...], ...]
     """[jobs] the jobs that need it: which, seconds of the message, its link; link -1 on the same rank"""
+    overlap: bool
+    """whether a rank computes while what it sent is on its way"""
     takes: tuple[int, ...]
     """[jobs] bytes of activations held from its start"""
     frees: tuple[int, ...]
@@ -149,7 +151,7 @@ def work_of(
     one = Schedule("one micro-batch", num_stages, 1, tuple(map(tuple, rows)), tuple(placement), along)
     actions = [action for row in rows for action in row]
     index = {action: job for job, action in enumerate(actions)}
-    links: dict[Edge, int] = {}
+    links: dict[object, int] = {}
     causes: list[tuple[tuple[int, float], ...]] = []
     sends: list[list[tuple[int, float, int]]] = [[] for _ in actions]
     for job, action in enumerate(actions):
@@ -159,7 +161,9 @@ def work_of(
             local = pair[0] == pair[1]
             seconds = 0.0 if local else costs.transfer(cause.stage, action.stage)
             found.append((index[cause], seconds))
-            sends[index[cause]].append((job, seconds, -1 if local else links.setdefault(pair, len(links))))
+            sends[index[cause]].append(
+                (job, seconds, -1 if local else links.setdefault(costs.links.get(pair, pair), len(links)))
+            )
         causes.append(tuple(found))
     table = {kind: costs.seconds(kind) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.REDUCE)}
     held = costs.activation_bytes or (0,) * num_stages
@@ -180,6 +184,7 @@ def work_of(
             tuple(send for _, send in sorted((abs(actions[send[0]].stage - action.stage), send) for send in row))
             for action, row in zip(actions, sends, strict=True)
         ),
+        overlap=costs.overlap,
         takes=tuple(held[action.stage] if action.kind is Kind.F else 0 for action in actions),
         frees=tuple(held[action.stage] if action.kind in lasts else 0 for action in actions),
     )
@@ -197,7 +202,7 @@ def _causes(action: Action, within: Schedule) -> Iterator[Action]:
 def timed(work: Work, orders: Orders) -> tuple[float, list[float]] | None:
     """Give the makespan, and the end of each (job x num_micro + micro-batch); None when the orders deadlock.
 
-    The times are those of `simulate`.
+    The times are those of `simulate`, but for pairs of ranks that share a link: who sends first is only guessed there.
     """
     micros, rank_of, seconds, sends = work.num_micro, work.rank, work.seconds, work.sends
     ends = [0.0] * (work.num_jobs * micros)
@@ -231,6 +236,8 @@ def timed(work: Work, orders: Orders) -> tuple[float, list[float]] | None:
                         arrives = link[through]
                     arrives += length
                     link[through] = arrives
+                    if not work.overlap:
+                        now = arrives
                 entry = other * micros + micro
                 if arrives > ready[entry]:
                     ready[entry] = arrives
