@@ -11,6 +11,7 @@ from headway.cost.cluster import Cluster, Device, Link
 from headway.cost.memory import RUNTIME_BYTES_CPU
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
+from headway.planner.bound import least_seconds
 from headway.planner.cuts import cut_and_price
 from headway.planner.plan import Plan, micro_batches
 from headway.planner.price import Choice, Priced, Program, Setting, price
@@ -172,3 +173,22 @@ def test_micro_batches_in_flight() -> None:
     assert Choice(1, 3, "one_f_one_b", 1, 5).order.in_flight == (3, 2, 1)
     assert Choice(1, 3, "one_f_one_b", 1, 2).order.in_flight == (2, 2, 1)
     assert Choice(1, 1, "one_f_one_b", 1, 4).order.in_flight == (1,)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_candidate_is_faster_than_its_bound(seed: int) -> None:
+    """Over all cuts, schedules and numbers of micro-batches."""
+    rng = random.Random(seed)
+    graph = chain(2, [rng.choice((16, 64, 200)) for _ in range(6)])
+    program = Program(graph, times(graph, [rng.uniform(1e-4, 3e-3) for _ in graph.calls]))
+    names = [c.name for c in graph.cuts]
+    for schedule, entry in CATALOGUE.items():
+        for pipeline in (1, 2, 3):
+            if pipeline * entry.least > 4:
+                continue
+            for count in (1, 2, 5):
+                choice = Choice(1, pipeline, schedule, 2, count, entry.least)
+                setting = Setting(machine(pipeline, 1 << 40, bandwidth=1e15, latency=0.0), 2 * count, 2)
+                least = least_seconds(program, choice, setting)
+                for cuts in combinations(names, choice.num_stages - 1):
+                    assert price(program, choice, cuts, setting).seconds >= least * (1 - 1e-9)

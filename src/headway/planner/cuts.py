@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
+from headway.cost.cluster import Link
 from headway.cost.memory import batch_bytes, runtime_bytes
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
@@ -54,10 +54,14 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
     """
     if choice.num_stages == 1 or cuts is not None:
         return price(program, choice, tuple(cuts or ()), setting)
-    search = _Search.of(program, choice, setting)
     memory = setting.cluster.device.memory_bytes
-    limits = [memory / choice.chunks] * choice.num_stages
-    tried: dict[tuple[str, ...], Priced] = {}
+    free = price(program, choice, fastest_cuts(program, choice, setting), setting)
+    if free.peak <= memory:
+        return free
+    search = _Search.of(program, choice, setting)
+    # What the exact memory of stages has above the balancer's measure is taken off its limits.
+    limits = search.corrected(free, memory)
+    tried: dict[tuple[str, ...], Priced] = {free.cuts: free}
     for _ in range(ATTEMPTS):
         try:
             names = search.balanced(limits)
@@ -66,9 +70,6 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
         if names in tried:
             break
         tried[names] = price(program, choice, names, setting)
-        if not _tight(tried[names], search, memory):
-            return tried[names]
-        # What the exact memory of these stages has above the balancer's measure is taken off its limits.
         limits = search.corrected(tried[names], memory)
     fitting = [found for found in tried.values() if found.peak <= memory]
     if fitting:
@@ -76,9 +77,30 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
     return price(program, choice, search.leanest(), setting)
 
 
-def _tight(found: Priced, search: _Search, memory: int) -> bool:
-    """Say whether memory limits kept a candidate from its best cuts, or it does not fit."""
-    return found.peak > memory or found.cuts != search.free
+def fastest_cuts(program: Program, choice: Choice, setting: Setting) -> tuple[str, ...]:
+    """Return the cuts of the least bottleneck, whatever the memory: the same for all schedules of so many stages."""
+    link = setting.cluster.link(choice.mesh.group(0, "pipeline"))
+    key = (choice.num_stages, link)
+    if key not in program.cuts:
+        allowed, boundary = _places(program, link)
+        found = balance(program.weights, choice.num_stages, allowed=allowed, boundary=boundary)
+        program.cuts[key] = _names(program.graph, found.cuts)
+    return program.cuts[key]
+
+
+def _places(program: Program, link: Link) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+    """Return for each call whether a stage may begin there, and the seconds that a cut adds.
+
+    The boundary goes forward and its gradient back; both neighbours have a hand in each.
+    """
+    places, calls = {cut.index: cut for cut in program.graph.cuts}, range(program.num_calls)
+    boundary = tuple(2 * link.seconds(places[i].bytes) if i in places else 0.0 for i in calls)
+    return tuple(index in places for index in calls), boundary
+
+
+def _names(graph: ModelGraph, indices: Sequence[int]) -> tuple[str, ...]:
+    names = {cut.index: cut.name for cut in graph.cuts}
+    return tuple(names[index] for index in indices)
 
 
 @dataclass(frozen=True)
@@ -96,16 +118,14 @@ class _Search:
     @classmethod
     def of(cls, program: Program, choice: Choice, setting: Setting) -> _Search:
         graph, cluster = program.graph, setting.cluster
-        places = {cut.index: cut for cut in graph.cuts}
-        link = cluster.link(choice.mesh.group(0, "pipeline"))
+        allowed, boundary = _places(program, cluster.link(choice.mesh.group(0, "pipeline")))
         constant = runtime_bytes(cluster.device) + batch_bytes(graph, setting.global_batch)
         held = Held.of(graph, setting.optimizer_states)
         return cls(
             graph,
             program.weights,
-            tuple(index in places for index in range(program.num_calls)),
-            # The boundary goes forward and its gradient back; both neighbours have a hand in each.
-            tuple(2 * link.seconds(places[i].bytes) if i in places else 0.0 for i in range(program.num_calls)),
+            allowed,
+            boundary,
             tuple(sum(graph.storages[storage] for storage in call.saved) for call in graph.calls),
             choice.order.in_flight,
             lambda first, last, stage: float(held.bytes(first, last) + constant),
@@ -123,12 +143,7 @@ class _Search:
             static=self.static,
             limits=limits,
         )
-        return self._names(result.cuts)
-
-    @cached_property
-    def free(self) -> tuple[str, ...]:
-        """Cuts of the least bottleneck, whatever the memory."""
-        return self._names(balance(self.weights, len(self.kept), allowed=self.allowed, boundary=self.boundary).cuts)
+        return _names(self.graph, result.cuts)
 
     def measure(self, names: Sequence[str]) -> list[float]:
         """Return the bytes of each stage as the balancer adds them up."""
@@ -152,8 +167,4 @@ class _Search:
         alone = [self.static(index, index + 1, 0) - self.static(index, index, 0) for index in range(len(self.saved))]
         mean = sum(self.kept) / len(self.kept)
         weights = [mean * saved + own for saved, own in zip(self.saved, alone, strict=True)]
-        return self._names(balance(weights, len(self.kept), allowed=self.allowed).cuts)
-
-    def _names(self, indices: Sequence[int]) -> tuple[str, ...]:
-        names = {cut.index: cut.name for cut in self.graph.cuts}
-        return tuple(names[index] for index in indices)
+        return _names(self.graph, balance(weights, len(self.kept), allowed=self.allowed).cuts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
-from headway.cost.cluster import Cluster
+from headway.cost.cluster import Cluster, Link
 from headway.cost.memory import StageMemory, batch_bytes, parameter_bytes, runtime_bytes, stage_memory
 from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, update_seconds, weight_part
 from headway.graph.model import ModelGraph
@@ -52,7 +52,11 @@ class Choice:
 
     def ranks(self, stage: int) -> tuple[int, ...]:
         """Ranks that hold a stage, one for each copy."""
-        return self.mesh.group(self.order.placement[stage] * self.data, "data")
+        return self._copies[self.order.placement[stage]]
+
+    @cached_property
+    def _copies(self) -> tuple[tuple[int, ...], ...]:
+        return self.mesh.groups("data")
 
     @property
     def mesh(self) -> Mesh:
@@ -79,6 +83,8 @@ class Program:
     memories: dict[tuple[int, int, tuple[str, ...]], StageMemory] = field(
         default_factory=dict, compare=False, repr=False
     )
+    splits: dict[tuple[str, ...], Split] = field(default_factory=dict, compare=False, repr=False)
+    cuts: dict[tuple[int, Link], tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_calls(self) -> int:
@@ -127,6 +133,12 @@ class Program:
         calls = self.graph.calls
         return {(calls[v.producer].position, v.output): v.bytes for v in self.graph.values if v.producer is not None}
 
+    def split(self, cuts: tuple[str, ...]) -> Split:
+        """Divide the graph into the stages between these cuts."""
+        if cuts not in self.splits:
+            self.splits[cuts] = split(self.graph, cuts)
+        return self.splits[cuts]
+
     def memory(self, first: int, last: int, names: tuple[str, ...], setting: Setting) -> StageMemory:
         """Bytes of the stage that computes calls first..last-1 and holds these parameters."""
         key = (first, last, names)
@@ -160,19 +172,13 @@ class Priced:
         return max(self.memory)
 
 
-def least_seconds(program: Program, choice: Choice, setting: Setting) -> float:
-    """Return a lower bound on a candidate's step: the fullest of equally loaded ranks, working without a pause."""
-    share = -(-setting.global_batch // choice.data)
-    return sum(program.weights) * share / program.graph.samples / choice.pipeline
-
-
 def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Setting) -> Priced:
     """Price a candidate cut at `cuts`: simulate its schedule, add the optimizer's step, replay its memory.
 
     The program is recorded for the largest micro-batch, which decides memory; seconds are scaled to the mean one.
     """
     graph, device = program.graph, setting.cluster.device
-    parts = split(graph, cuts)
+    parts = program.split(cuts)
     bounds = [0, *(graph.cut[name].index for name in cuts), program.num_calls]
     share = -(-setting.global_batch // choice.data)
     scale = share / (choice.num_micro_batches * graph.samples)
@@ -249,7 +255,7 @@ def _passing(program: Program, choice: Choice, num_calls: int) -> float:
 def _tied_seconds(graph: ModelGraph, parts: Split, part: StagePart, choice: Choice, cluster: Cluster) -> float:
     """Return the seconds of summing tied parameters over the ranks that hold them, after everything else."""
     holders, seconds = parts.holders(), 0.0
-    for name in part.parameters:
+    for name in (name for name in part.parameters if len(holders[name]) > 1):
         ranks = sorted({choice.ranks(stage)[0] for stage in holders[name]})
         if len(ranks) > 1:
             size = parameter_bytes(graph, [name], trainable=True)

@@ -10,11 +10,12 @@ from headway.cost.cluster import Cluster
 from headway.cost.model import Times
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
+from headway.planner.bound import least_seconds
 from headway.planner.cuts import cut_and_price
 from headway.planner.fingerprint import fingerprint
 from headway.planner.fixed import Fixed, read_fixed
 from headway.planner.plan import Plan, RunnerUp, micro_batches, shares
-from headway.planner.price import Choice, Priced, Program, Setting, least_seconds
+from headway.planner.price import Choice, Priced, Program, Setting
 from headway.planner.reasons import binding, nothing_fits, reasons
 from headway.planner.wire import menu
 from headway.schedule.catalogue import CATALOGUE
@@ -163,19 +164,14 @@ def counts(least: int, pipeline: int) -> list[int]:
 
 
 def choices(fixed: Fixed, size: int, global_batch: int, max_stages: int) -> Iterator[Choice]:
-    """Yield every candidate: copies x ranks, schedules with their chunks, micro-batches; the plainest schedules first.
-
-    Schedules with several stages a rank or a split backward come last, so that those which cannot win are not priced.
-    """
+    """Yield every candidate: copies x ranks, schedules with their chunks, micro-batches."""
     places = layouts(size, fixed, global_batch, max_stages)
-    for plain in (True, False):
-        for data, pipeline in places:
-            most, least = -(-global_batch // data), global_batch // data
-            for schedule, chunks in orders(fixed, pipeline, max_stages, alone=all(p == 1 for _, p in places)):
-                if (schedule in PLAIN) is plain:
-                    for count in _counts(fixed, most, least, pipeline):
-                        samples = fixed.micro_batch or -(-most // count)
-                        yield Choice(data, pipeline, schedule, samples, count, chunks)
+    for data, pipeline in places:
+        most, least = -(-global_batch // data), global_batch // data
+        for schedule, chunks in orders(fixed, pipeline, max_stages, alone=all(p == 1 for _, p in places)):
+            for count in _counts(fixed, most, least, pipeline):
+                samples = fixed.micro_batch or -(-most // count)
+                yield Choice(data, pipeline, schedule, samples, count, chunks)
 
 
 def orders(fixed: Fixed, pipeline: int, max_stages: int, *, alone: bool) -> list[tuple[str, int]]:
@@ -218,25 +214,37 @@ def sizes(choice: Choice, global_batch: int) -> set[int]:
 
 
 def price_all(programs: Programs, setting: Setting, fixed: Fixed, max_stages: int) -> list[Priced]:
-    """Cut and price every candidate whose micro-batches the model takes.
+    """Cut and price the candidates whose micro-batches the model takes, but for those that cannot win.
 
+    The most promising come first. Of each copies x stages at least one is priced, and all that the reasons for the
+    winner compare it with.
     Raises PlanError when what is fixed leaves no candidate, and what the model raises when it takes none.
     """
     result: list[Priced] = []
     refused: Exception | None = None
-    fastest = math.inf
+    todo: list[tuple[float, int, Choice, Program]] = []
     for choice in choices(fixed, setting.cluster.size, setting.global_batch, max_stages):
         samples = sizes(choice, setting.global_batch)
         error = programs.refused(samples)
         refused = refused or error
-        if error is not None:
-            continue
-        program = programs.at(max(samples))
-        if result and choice.schedule not in PLAIN and least_seconds(program, choice, setting) > fastest:
-            continue  # it could not win if no rank ever waited
+        if error is None:
+            program = programs.at(max(samples))
+            todo.append((least_seconds(program, choice, setting), len(todo), choice, program))
+    memory, fastest = setting.cluster.device.memory_bytes, math.inf
+    layouts_seen: set[tuple[int, int]] = set()
+    for least, _, choice, program in sorted(todo):
+        layout = (choice.data, choice.pipeline)
+        if layout in layouts_seen and least > fastest * (1 + NEARLY):
+            continue  # it cannot win, wherever it is cut
+        layouts_seen.add(layout)
         result.append(cut_and_price(program, choice, setting, fixed.cuts))
-        if result[-1].peak <= setting.cluster.device.memory_bytes:
+        if result[-1].peak <= memory:
             fastest = min(fastest, result[-1].seconds)
+    best = choose(result, memory)
+    if best is not None:
+        known = {candidate.choice for candidate in result}
+        compared = [entry for entry in todo if entry[2] in _compared(best.choice, [entry[2] for entry in todo]) - known]
+        result += [cut_and_price(program, choice, setting, fixed.cuts) for _, _, choice, program in compared]
     if not result and refused is not None:
         raise refused
     if not result:
@@ -247,6 +255,18 @@ def price_all(programs: Programs, setting: Setting, fixed: Fixed, max_stages: in
             remedy="leave one of them out; micro_batch * num_micro_batches must cover a copy's samples",
         )
     return result
+
+
+def _compared(best: Choice, every: list[Choice]) -> set[Choice]:
+    """Return what the best is compared with: one step fewer and more micro-batches, and plain schedules of its kind."""
+    own = sorted((c for c in every if c.family == best.family), key=lambda c: c.num_micro_batches)
+    at = own.index(best)
+    same = [
+        c
+        for c in every
+        if (c.data, c.pipeline, c.num_micro_batches) == (best.data, best.pipeline, best.num_micro_batches)
+    ]
+    return {*own[max(at - 1, 0) : at + 2], *(c for c in same if c.schedule in PLAIN)}
 
 
 def choose(candidates: list[Priced], memory: int) -> Priced | None:
