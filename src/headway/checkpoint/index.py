@@ -1,7 +1,7 @@
 """Index: what a checkpoint holds and in which of its files; the one file that makes a directory a checkpoint.
 
     out/checkpoint.json                  this index, written last and put in place by one atomic rename
-    out/parts-1f3a9c02/0.safetensors      tensors that rank 0 wrote: model/NAME, optimizer/NAME/KEY, random/N, extra/N
+    out/parts-1f3a9c02/0.safetensors      tensors that rank 0 wrote: model/NAME, optimizer/NAME/KEY, reduction/RANK/N
     out/parts-1f3a9c02/2.safetensors      tensors that rank 2 wrote
 
 The parts of the next save lie beside these until the index changes over.
@@ -28,7 +28,7 @@ VERSION = 1
 _PART = re.compile(r"[0-9]+\.safetensors|\.tmp.*")
 
 # What the keys of tensors begin with.
-MODEL, OPTIMIZER, RANDOM, EXTRA = "model/", "optimizer/", "random/", "extra/"
+MODEL, OPTIMIZER, REDUCTION, RANDOM, EXTRA = "model/", "optimizer/", "reduction/", "random/", "extra/"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Index:
 
     `parts` maps file names to bytes, `tensors` keys to entries. `names` maps each name of the model's state to the one
     that its tensor is written under (another for the second name of a tied parameter). `seed` and `steps` are a
-    ParallelModel's; None when an undistributed model was saved. `random` and `extra` are values written as JSON.
+    ParallelModel's; None when an undistributed model was saved. `reduction` has, by rank, what its reducer needs to go
+    on. `reduction`, `random` and `extra` are values written as JSON.
     """
 
     save: str
@@ -79,6 +80,7 @@ class Index:
     optimizer: OptimizerIndex | None = None
     seed: int | None = None
     steps: int | None = None
+    reduction: Mapping[str, Any] = field(default_factory=dict)
     random: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 

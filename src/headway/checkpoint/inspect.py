@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.index import MODEL, OPTIMIZER, Entry, Index, OptimizerIndex, read_index
+from headway.checkpoint.index import MODEL, OPTIMIZER, REDUCTION, Entry, Index, OptimizerIndex, read_index
 from headway.units import format_bytes
 
 TABLE_LINES = 24
@@ -35,6 +35,9 @@ def inspect(directory: Path, *, whole: bool = False) -> str:
         lines += _optimizer_lines(index, index.optimizer)
     if index.seed is not None:
         lines.append(f"random     seed {index.seed}, {index.steps} steps done")
+    owed = [entry for key, entry in index.tensors.items() if key.startswith(REDUCTION)]
+    if owed:
+        lines.append(f"reduction  what a codec keeps, of {len(index.reduction)} ranks: {format_bytes(_bytes(owed))}")
     lines += [f"extra      {name} = {_short(value)}" for name, value in index.extra.items()]
     lines.append(f"files      {_some([f'{name} ({format_bytes(size)})' for name, size in index.parts.items()])}")
     shown = list(model.items()) if whole else list(model.items())[:TABLE_LINES]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from headway.checkpoint.holding import Holding, hold
 from headway.checkpoint.index import MODEL, Index, check_parts, read_index
 from headway.checkpoint.optimizer import check, check_names, keys_by_name, restore
 from headway.checkpoint.part import Reader, dtype_name
+from headway.checkpoint.reduction import Compared, compare_reduction, restore_reduction
 from headway.checkpoint.together import together
 from headway.checkpoint.values import join_values
 from headway.collective.world import World
@@ -37,7 +38,8 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
     names = together(world, loading.check)
     if index.optimizer is not None and optimizer is not None:
         check_names({name for mine in names for name in mine}, index.optimizer)
-    together(world, loading.apply)
+    found = together(world, lambda: compare_reduction(loading.holding.parallel, index))
+    together(world, lambda: loading.apply(found))
     return loading.extra()
 
 
@@ -64,14 +66,15 @@ class _Loading:
         self.reader.check(keys)
         return names
 
-    def apply(self) -> None:
-        """Read into the model, the optimizer and the generators."""
+    def apply(self, found: Sequence[Compared]) -> None:
+        """Read into the model, the optimizer, the reduction and the generators."""
         with torch.no_grad():
             for name, tensor in self.holding.tensors.items():
                 if not tensor.is_meta:
                     tensor.copy_(self.reader.read(MODEL + self.index.names[name]))
         if self.optimizer is not None:
             restore(self.optimizer, self.holding, self.reader)
+        restore_reduction(self.holding.parallel, found, self.reader)
         set_states(join_values(self.index.random, self.reader.read))
         parallel = self.holding.parallel
         if parallel is not None and self.index.seed is not None and self.index.steps is not None:

@@ -24,6 +24,7 @@ from headway.checkpoint.holding import hold, world_of
 from headway.checkpoint.index import EXTRA, FORMAT, INDEX, MODEL, RANDOM, Entry, Index, part_name, write_index
 from headway.checkpoint.optimizer import Described, describe, merge
 from headway.checkpoint.part import check_writable, write_part
+from headway.checkpoint.reduction import offer_reduction
 from headway.checkpoint.together import together
 from headway.checkpoint.values import split_values
 from headway.errors import CheckpointError
@@ -36,6 +37,7 @@ class Offer:
     save: str
     keys: tuple[str, ...]
     optimizer: Described | None
+    reduction: Any
     random: Any
     extra: Any
 
@@ -91,6 +93,8 @@ class _Saving:
         if self.optimizer is not None:
             described, state = describe(self.optimizer, self.holding)
             self.tensors |= state
+        reduction, owed = offer_reduction(self.holding.parallel)
+        self.tensors |= owed
         random, extra = None, {}
         if self.rank == 0:
             _check_place(self.directory)
@@ -98,7 +102,7 @@ class _Saving:
             random = split_values(states(), "random", apart, RANDOM)
             extra = {name: split_values(value, name, apart, EXTRA) for name, value in self.extra.items()}
             self.tensors |= apart
-        return Offer(secrets.token_hex(4), tuple(self.tensors), described, random, extra)
+        return Offer(secrets.token_hex(4), tuple(self.tensors), described, reduction, random, extra)
 
     def write(self, offers: Sequence[Offer]) -> Written:
         """Write what no rank before this one offers."""
@@ -139,6 +143,7 @@ class _Saving:
             optimizer=self.merged,
             seed=None if parallel is None else parallel.seed,
             steps=None if parallel is None else parallel.steps_done,
+            reduction={str(rank): offer.reduction for rank, offer in enumerate(offers) if offer.reduction is not None},
             random=offers[0].random,
             extra=offers[0].extra,
         )

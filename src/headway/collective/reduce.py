@@ -84,7 +84,7 @@ class Reducer:
         self._hooks: list[Any] = []
         self.codec = self._asked = codec
         self._check = ExactCheck(world, group, check_every)
-        self._observe = observe
+        self.observe = observe
         self._neighbours = neighbours
         self._sums: Sums | None = None
         self._exact_sums: Sums | None = None  # None: a plain all-reduce
@@ -187,8 +187,8 @@ class Reducer:
         self._check.steps += 1
         if event is not None and event.now != self.codec:
             self._use(event.now)
-        if event is not None and self._observe is not None:
-            self._observe(event)
+        if event is not None and self.observe is not None:
+            self.observe(event)
 
     def close(self) -> None:
         """Take the hooks off the parameters, and end the thread that sums, if there is one."""
@@ -293,9 +293,9 @@ class Reducer:
     def state_dict(self) -> dict[str, Any]:
         """Return what the next gradients follow from, besides parameters and batches: this rank's own, copied.
 
-        "asked" for and "codec" in use, "copies", "steps"; "order", the names in the order of the buckets, once it has
-        been learned; "residuals", what this rank's messages lost, by name (what matters is the sum of these over the
-        ranks: `load_state_dict`); "bases", what powersgd begins its next step with.
+        "asked" for and "codec" in use, "copies", "steps", "names"; "order", the names in the order of the buckets,
+        once it has been learned; "residuals", what this rank's messages lost, by name (what matters is the sum of these
+        over the ranks: `load_state_dict`); "bases", what powersgd begins its next step with.
         """
         order = [slot.name for bucket in self._buckets for slot in bucket.slots] if self._order is None else []
         residuals = {name: residual.clone() for name, residual in lost_by_name(self._buckets).items()}
@@ -305,6 +305,7 @@ class Reducer:
             "codec": self.codec,
             "steps": self._check.steps,
             "copies": self._group.size,
+            "names": [slot.name for slot in self._slots],
             "order": order,
             "residuals": residuals,
             "bases": bases,

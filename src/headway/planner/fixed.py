@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.planner.explain import count
-from headway.planner.wire import MENUS, PARTS
+from headway.planner.wire import LOW_RANK, MENUS, PARTS, low_rank
 from headway.schedule.catalogue import CATALOGUE, chunks_text
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
@@ -51,11 +51,13 @@ def read_fixed(
     if schedule is not None and schedule not in CATALOGUE:
         raise _refuse(f"there is no schedule called {schedule!r}", "schedule", f"one of {', '.join(CATALOGUE)}")
     codec = given.get("codec")
-    if codec is not None and codec not in CODECS:
-        raise _refuse(f"there is no codec called {codec!r}", "codec", f"one of {', '.join(CODECS)}")
+    if codec is not None and codec not in CODECS and not (isinstance(codec, str) and low_rank(codec)):
+        known = (*CODECS, LOW_RANK, f"{LOW_RANK}:RANK")
+        raise _refuse(f"there is no codec called {codec!r}", "codec", f"one of {', '.join(known)}")
     cuts = _cuts(given["cuts"], graph) if "cuts" in given else None
     _settle_chunks(numbers, None if schedule is None else str(schedule), cuts)
-    result = Fixed(schedule=None if schedule is None else str(schedule), cuts=cuts, codec=codec, **numbers)
+    named = None if codec is None else str(codec)
+    result = Fixed(schedule=None if schedule is None else str(schedule), cuts=cuts, codec=named, **numbers)
     _check_ranks(result, size, graph)
     _check_samples(result, global_batch)
     return result

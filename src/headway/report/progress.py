@@ -78,6 +78,11 @@ class Progress:
                 self._print(said)
         return compared
 
+    def say(self, text: str) -> None:
+        """Print a line of its own on rank 0."""
+        if self._shows:
+            self._print(text)
+
     def close(self) -> None:
         """Show the last line if it has not been shown, and leave the terminal as it was. May be called twice."""
         if self._waiting is not None:

@@ -14,6 +14,7 @@ from headway.collective.reduce import Reducer
 from headway.collective.shard import ShardedReducer
 from headway.collective.world import Group, World
 from headway.errors import BatchError
+from headway.journal import CodecChecked
 from headway.layout.ownership import share_out
 from headway.planner.plan import Plan
 
@@ -48,6 +49,16 @@ class Kept:
         """Give the function that does what `call` does, with all parameters at hand."""
         return call
 
+    def reduction_state(self) -> dict[str, Any] | None:
+        """Return what the next gradients of this rank follow from beside its parameters; None: nothing."""
+        return None
+
+    def load_reduction_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that `reduction_state` gave."""
+
+    def observe(self, checked: Callable[[CodecChecked], None]) -> None:
+        """Have `checked` called with what a codec was found to do to gradients, where that is looked at."""
+
     def clip(self, max_norm: float, answers_for: Collection[str]) -> torch.Tensor:
         """Clip gradients by their norm over all parameters of all ranks; each rank answers for some names."""
         grads = {name: local(p.grad) for name, p in self.parameters.items() if p.grad is not None}
@@ -72,7 +83,22 @@ class Whole(Kept):
         ties: Mapping[str, Group],
     ) -> None:  # fmt: skip
         super().__init__(world, held, over)
-        self.reducer: Reducer = Reducer(world, group, _trained(held), shared=ties, codec=plan.codec)
+        self.reducer: Reducer = Reducer(
+            world, group, _trained(held), bucket_bytes=plan.bucket_bytes, shared=ties, codec=plan.codec,
+            neighbours=plan.neighbours,
+        )  # fmt: skip
+
+    def reduction_state(self) -> dict[str, Any] | None:
+        """Return what the reducer keeps; nothing for one copy."""
+        return self.reducer.state_dict() if self.reducer.buckets else None
+
+    def load_reduction_state(self, state: Mapping[str, Any]) -> None:
+        """Give the reducer what it kept."""
+        self.reducer.load_state_dict(state)
+
+    def observe(self, checked: Callable[[CodecChecked], None]) -> None:
+        """Have `checked` called with each check of the codec."""
+        self.reducer.observe = checked
 
 
 class Owned(Kept):

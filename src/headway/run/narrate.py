@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.collective.world import World
-from headway.journal import Journal, PlanChosen, SpanSeen, StepDone, TimelineSeen
+from headway.journal import CodecChecked, Journal, PlanChosen, SpanSeen, StepDone, TimelineSeen
 from headway.planner.plan import Plan
 from headway.report.progress import Progress
 from headway.run.exchange import Told
@@ -53,6 +53,15 @@ class Narrator:
     def note(self, told: Told, share: Share, tokens: int | None) -> None:
         """Keep what a step came to; `tokens` of the global batch where they are known."""
         self.told, self.share, self.tokens = told, share, tokens
+
+    def tell_checked(self, event: CodecChecked) -> None:
+        """Keep what a codec was found to do to gradients; say aloud when it gives way."""
+        self.journal.write(event)
+        if event.now != event.codec:
+            self.progress.say(
+                f"codec    {event.codec} gives way to {event.now} after step {event.step}: it changed the sum for "
+                f"{event.parameters[0]}, ... by {event.error:.2g} of its size, and {event.limit:g} is allowed"
+            )
 
     def note_norm(self, norm: Any) -> None:
         """Keep a gradient norm."""

@@ -108,6 +108,7 @@ class ParallelModel(nn.Module):
         self.metrics: Mapping[str, float] = {}
         self.timeline: Timeline | None = None
         object.__setattr__(self, "_narrator", Narrator.start(plan, world, run_directory))
+        self._kept.observe(self._narrator.tell_checked)
 
     # training
 
@@ -223,6 +224,14 @@ class ParallelModel(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
         """Load a full state (as `state_dict` gives it) into what this rank holds."""
         load_state(self.module, state_dict)
+
+    def reduction_state(self) -> dict[str, Any] | None:
+        """Return what this rank's reducer needs to go on as it would have (`Reducer.state_dict`); None: nothing."""
+        return self._kept.reduction_state()
+
+    def load_reduction_state(self, state: Mapping[str, Any]) -> None:
+        """Give this rank's reducer what it kept, or its part of what others did."""
+        self._kept.load_reduction_state(state)
 
     @property
     def owned_buffers(self) -> tuple[str, ...]:
