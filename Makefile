@@ -46,7 +46,7 @@ format: $(VENV)/lint.stamp
 
 # Step times beside torch's own, as ratios in one run: docs/benchmarks.md. Ten minutes; wants an idle machine.
 bench: $(VENV)/bench.stamp
-	@set -e; for script in $(filter-out %/rounds.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(filter-out %/rounds.py %/codec_quality.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 # Record and split many model families, built from configurations.
 zoo: $(VENV)/bench.stamp
