@@ -21,7 +21,8 @@ class Holding:
 
     `tensors` are those of the whole model's state, by first name, on meta where this rank has no values. `names` maps
     every name of the state to a first name: tied tensors have several. `parameters` are the first names that are
-    parameters. `offered` are the first names whose values are right on this rank.
+    parameters. `offered` are the first names whose values are right on this rank. With `sliced` the tensors may be
+    slices, of which all ranks together make the whole (shard="parameters").
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -30,6 +31,7 @@ class Holding:
     offered: tuple[str, ...]
     plan: str
     parallel: ParallelModel | None
+    sliced: bool = False
 
     def name_of(self) -> dict[int, str]:
         """Map the id of each parameter that this rank holds to its first name."""
@@ -79,18 +81,22 @@ def hold(model: nn.Module) -> Holding:
         offered=mine,
         plan="one process, without a plan" if parallel is None else _plan_text(parallel),
         parallel=parallel,
+        sliced=parallel is not None and parallel.plan.shard == "parameters",
     )
 
 
 def _right_here(parallel: ParallelModel, inner: nn.Module, tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """List what has values here, but for buffers that the program changes on another stage."""
+    """List what has values here, but for buffers that other stages change, and parameters that other copies do."""
     table = dict(inner.named_buffers(remove_duplicate=False))
     changed = {id(table[n]) for part in parallel.split.stages for n in part.owned_buffers if n in table}
     own = {id(table[n]) for n in parallel.owned_buffers if n in table}
+    own |= {id(parameter) for parameter in parallel.parameters()}
+    changed |= {id(parameter) for parameter in inner.parameters()}
     return tuple(n for n, t in tensors.items() if not t.is_meta and (id(t) not in changed or id(t) in own))
 
 
 def _plan_text(parallel: ParallelModel) -> str:
     plan = parallel.plan
     copies = f"{plan.data} cop{'y' if plan.data == 1 else 'ies'}"
-    return f"{copies} x {plan.pipeline} stage{'' if plan.pipeline == 1 else 's'}, {plan.schedule}"
+    text = f"{copies} x {plan.pipeline} stage{'' if plan.pipeline == 1 else 's'}, {plan.schedule}"
+    return text if plan.shard == "none" else f"{text}, {plan.shard} shared out"

@@ -17,6 +17,7 @@ from headway.checkpoint.part import Reader, dtype_name
 from headway.checkpoint.reduction import Compared, compare_reduction, restore_reduction
 from headway.checkpoint.together import together
 from headway.checkpoint.values import join_values
+from headway.collective.slices import fill
 from headway.collective.world import World
 from headway.errors import CheckpointError
 from headway.run.parallel import ParallelModel
@@ -71,7 +72,7 @@ class _Loading:
         with torch.no_grad():
             for name, tensor in self.holding.tensors.items():
                 if not tensor.is_meta:
-                    tensor.copy_(self.reader.read(MODEL + self.index.names[name]))
+                    fill(tensor, self.reader.read(MODEL + self.index.names[name]))
         if self.optimizer is not None:
             restore(self.optimizer, self.holding, self.reader)
         restore_reduction(self.holding.parallel, found, self.reader)

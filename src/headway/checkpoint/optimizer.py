@@ -12,6 +12,7 @@ import torch
 from headway.checkpoint.holding import Holding
 from headway.checkpoint.index import MODEL, OPTIMIZER, Group, Index, OptimizerIndex
 from headway.checkpoint.part import Reader, check_writable, dtype_name
+from headway.collective.slices import is_sliced, sliced_like
 from headway.errors import CheckpointError
 
 # How an optimizer computes on this machine, not what: these stay as they are when a checkpoint is loaded.
@@ -41,7 +42,8 @@ def describe(optimizer: torch.optim.Optimizer, holding: Holding) -> tuple[Descri
         for key, value in state.items() if name is not None else ():
             what = f"the optimizer's {key} of {name}"
             if isinstance(value, torch.Tensor):
-                check_writable(what, value)
+                if not (holding.sliced and is_sliced(value)):
+                    check_writable(what, value)
                 tensors[f"{OPTIMIZER}{name}/{key}"] = value
             elif value is None or isinstance(value, bool | int | float | str):
                 numbers.setdefault(str(name), {})[key] = value
@@ -157,7 +159,7 @@ def restore(optimizer: torch.optim.Optimizer, holding: Holding, reader: Reader) 
         for parameter, number in zip(group["params"], written["params"], strict=True):
             name = names.get(id(parameter), "")
             found: dict[str, Any] = dict(saved.numbers.get(name, {}))
-            found |= {key.rpartition("/")[2]: reader.read(key) for key in keys.get(name, ())}
+            found |= {key.rpartition("/")[2]: sliced_like(parameter, reader.read(key)) for key in keys.get(name, ())}
             if not found:
                 continue
             state[number] = found

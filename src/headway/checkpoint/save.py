@@ -27,7 +27,9 @@ from headway.checkpoint.part import check_writable, write_part
 from headway.checkpoint.reduction import offer_reduction
 from headway.checkpoint.together import together
 from headway.checkpoint.values import split_values
+from headway.collective.slices import is_sliced, whole
 from headway.errors import CheckpointError
+from headway.layout.ownership import share_out
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def save(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | 
     Raises CheckpointError on every rank when one of them cannot save.
     """
     world = world_of(model)
-    saving = _Saving(Path(path), model, optimizer, extra, world.rank)
+    saving = _Saving(Path(path), model, optimizer, extra, world.rank, world.size)
     offers = together(world, saving.offer)
     try:
         written = together(world, lambda: saving.write(offers))
@@ -79,20 +81,27 @@ class _Saving:
         optimizer: torch.optim.Optimizer | None,
         extra: Mapping[str, Any],
         rank: int,
+        ranks: int,
     ) -> None:
-        self.directory, self.model, self.optimizer, self.extra, self.rank = directory, model, optimizer, extra, rank
+        self.directory, self.model, self.optimizer, self.extra = directory, model, optimizer, extra
+        self.rank, self.ranks = rank, ranks
         self.tensors: dict[str, torch.Tensor] = {}
+        self.slices: dict[str, torch.Tensor] = {}  # of what all ranks have a part of
+        self.writers: dict[str, int] = {}  # who writes the whole of it
 
     def offer(self) -> Offer:
         """Collect what this rank can write."""
         self.holding = hold(self.model)
         for name in self.holding.offered:
-            check_writable(name, self.holding.tensors[name])
-            self.tensors[MODEL + name] = self.holding.tensors[name]
+            tensor = self.holding.tensors[name]
+            if not (self.holding.sliced and is_sliced(tensor)):
+                check_writable(name, tensor)
+            self.tensors[MODEL + name] = tensor
         described = None
         if self.optimizer is not None:
             described, state = describe(self.optimizer, self.holding)
             self.tensors |= state
+        self._set_slices_apart()
         reduction, owed = offer_reduction(self.holding.parallel)
         self.tensors |= owed
         random, extra = None, {}
@@ -104,8 +113,19 @@ class _Saving:
             self.tensors |= apart
         return Offer(secrets.token_hex(4), tuple(self.tensors), described, reduction, random, extra)
 
+    def _set_slices_apart(self) -> None:
+        """Choose for each sliced tensor the rank that writes it: each about the same, so that none holds all."""
+        self.slices = {key: self.tensors[key] for key in sorted(self.tensors) if is_sliced(self.tensors[key])}
+        sizes = {key: slices.numel() * slices.element_size() for key, slices in self.slices.items()}
+        self.writers = share_out(sizes, dict.fromkeys(sizes, (0,)), self.ranks)
+        self.tensors = {key: t for key, t in self.tensors.items() if self.writers.get(key, self.rank) == self.rank}
+
     def write(self, offers: Sequence[Offer]) -> Written:
         """Write what no rank before this one offers."""
+        for key, slices in self.slices.items():
+            together_again = whole(slices.detach())  # every rank takes part, and the writer keeps it
+            if self.writers[key] == self.rank:
+                self.tensors[key] = together_again
         described = [offer.optimizer for offer in offers if offer.optimizer is not None]
         self.merged = merge(described) if described else None
         before = {key for offer in offers[: self.rank] for key in offer.keys}

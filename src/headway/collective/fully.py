@@ -10,6 +10,7 @@ go on in threads beside the computation, where FSDP2's own gloo calls stop it, a
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -19,12 +20,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from headway.collective.codec import CODECS
 from headway.collective.courier import Courier, Delivery
+from headway.collective.slices import local
 from headway.collective.world import Group, World
 from headway.errors import PlanError
+from headway.graph.interception import INTERCEPTION
+from headway.graph.walk import Walk
 
 SUMS_AT_A_TIME = 2
 """Blocks whose gradients are on the wire, each as large as the block's parameters, before backward waits."""
@@ -53,6 +56,7 @@ class FullyShardedReducer:
         mesh = DeviceMesh.from_group(group.handle, world.device.type, mesh=list(group.ranks))
         for block in own.values():
             fully_shard(block, mesh=mesh)
+            _Unseen().surround(block)
         fully_shard(root, mesh=mesh)
         self._modules: dict[str, FSDPModule] = {
             p: m for p, m in (*own.items(), ("", root)) if isinstance(m, FSDPModule)
@@ -127,9 +131,9 @@ class FullyShardedReducer:
         self._totals.clear()
         self.unused = tuple(name for name in self._trained if name not in used)
 
-    def run(self, call: Callable[[nn.Module, Any], Any], batch: Any) -> Any:
-        """Return call(model, batch): a loss, or anything else that runs the model."""
-        return self._root(call, batch)
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Return forward(), which runs the model: a loss, or anything else."""
+        return self._root(forward)
 
     def rest(self) -> None:
         """Let go of what is still whole after a forward without a backward, so that it is gathered anew."""
@@ -208,15 +212,40 @@ class FullyShardedReducer:
 
 
 class _Root(nn.Module):
-    """All that runs at once: a function that calls the model, parameters used outside of it too."""
+    """All that runs at once: a function that calls the model; it may use parameters outside of the model too."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, call: Callable[[nn.Module, Any], Any], batch: Any) -> Any:
-        """Return call(model, batch)."""
-        return call(self.model, batch)
+    def forward(self, forward: Callable[[], Any]) -> Any:
+        """Return forward()."""
+        return forward()
+
+
+class _Unseen:
+    """Hides what FSDP2's hooks do from whoever follows the program call by call: it is no part of it."""
+
+    def __init__(self) -> None:
+        self.open: list[AbstractContextManager[None]] = []
+
+    def surround(self, module: nn.Module) -> None:
+        """Put hooks before and after those that are there."""
+        module.register_forward_pre_hook(self.enter, prepend=True)
+        module.register_forward_pre_hook(self.leave)
+        module.register_forward_hook(self.enter, prepend=True)
+        module.register_forward_hook(self.leave, always_call=True)  # also when one of those between has failed
+
+    def enter(self, *_: Any) -> None:
+        """Begin to hide."""
+        walk = INTERCEPTION.now.walk
+        self.open.append(walk.pause() if isinstance(walk, Walk) else nullcontext())
+        self.open[-1].__enter__()
+
+    def leave(self, *_: Any) -> None:
+        """End it."""
+        while self.open:
+            self.open.pop().__exit__(None, None, None)
 
 
 class _Arrival(dist.Work):
@@ -294,41 +323,6 @@ class _Sums:
         for deliveries in sums:
             for delivery in deliveries:
                 delivery.wait()
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's slice of a tensor, the memory itself; a plain one is its own."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole of a sliced tensor, on every rank; all ranks call it. A plain one is whole."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def fill(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Overwrite `target`, sliced or plain, by its part of the whole `values`."""
-    with torch.no_grad():
-        local(target).copy_(part_like(target, values))
-
-
-def sliced_like(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return whole `values` as `like` is sliced, when they have as many rows; else whole on every rank."""
-    if not isinstance(like, DTensor) or values.shape[:1] != like.shape[:1]:
-        return values
-    part = part_like(like, values).clone()
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=values.shape, stride=values.stride()
-    )
-
-
-def part_like(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the rows of whole `values` that this rank has of `like`."""
-    if not isinstance(like, DTensor):
-        return values
-    rank, size = like.device_mesh.get_local_rank(), like.device_mesh.size()
-    each = -(-values.shape[0] // size)  # as torch.chunk
-    return values[min(rank * each, values.shape[0]) : (rank + 1) * each]
 
 
 def _stands_alone(root: nn.Module, block: nn.Module) -> bool:

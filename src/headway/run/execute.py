@@ -13,13 +13,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from headway.collective.channel import Channel, Signature, signature_of
-from headway.collective.fully import FullyShardedReducer
-from headway.collective.reduce import Reducer
-from headway.collective.shard import ShardedReducer
 from headway.collective.world import World
 from headway.layout.split import Crossing, Split
 from headway.run.apart import Apart, Later
 from headway.run.failure import in_place
+from headway.run.keep import Kept
 from headway.run.microbatch import LossParts, read_loss
 from headway.run.outputs import Program
 from headway.run.randomness import Chance
@@ -97,7 +95,7 @@ class Step:
 
     stages: Mapping[int, Stage]
     wires: Wires
-    reducer: Reducer | ShardedReducer | FullyShardedReducer
+    kept: Kept
     micro_batches: Sequence[Any]
     sizes: Sequence[int]
     chances: Sequence[Chance | None]
@@ -128,10 +126,10 @@ class Step:
         for index, action in enumerate(actions):
             start = time.perf_counter()
             if index in last:
-                self.reducer.arm(last[index])
+                self.kept.reducer.arm(last[index])
             do[action.kind](action)
             if index in last:
-                self.reducer.complete(last[index])
+                self.kept.reducer.complete(last[index])
             if action.kind in (Kind.RECV, Kind.RECV_GRAD):
                 self._post(upcoming[id(self.wires.channel(action))], 1)
             self.seen.append((action, start, time.perf_counter()))
@@ -235,10 +233,11 @@ class Step:
             if not torch.is_grad_enabled():
                 self._handed(source, micro, stage)
         with in_place(self.stages[stage], micro):
-            result = self.stages[stage].run(
+            run = self.stages[stage].run
+            result = self.kept.run(lambda: run(
                 self.micro_batches[micro], received, answers, self.chances[micro],
                 program=self.program, around=self.apart,
-            )  # fmt: skip
+            ))  # fmt: skip
             done = Pass(received, result)
             if self.program is not None:
                 if result.captured is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from headway.collective.fully import fill, whole
+from headway.collective.slices import fill, whole
 from headway.collective.world import Group, World
 from headway.errors import CheckpointError, PlanError
 from headway.planner.plan import Plan

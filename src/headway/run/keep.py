@@ -9,16 +9,15 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from headway.collective.fully import FullyShardedReducer, local
+from headway.collective.fully import FullyShardedReducer
 from headway.collective.reduce import Reducer
 from headway.collective.shard import ShardedReducer
+from headway.collective.slices import local
 from headway.collective.world import Group, World
 from headway.errors import BatchError
 from headway.journal import CodecChecked
 from headway.layout.ownership import share_out
 from headway.planner.plan import Plan
-
-Call = Callable[[nn.Module, Any], Any]
 
 
 class Kept:
@@ -45,9 +44,9 @@ class Kept:
     def rest(self) -> None:
         """Let go of what an evaluation left behind."""
 
-    def around(self, call: Call) -> Call:
-        """Give the function that does what `call` does, with all parameters at hand."""
-        return call
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Return forward(), with the parameters that it takes at hand."""
+        return forward()
 
     def reduction_state(self) -> dict[str, Any] | None:
         """Return what the next gradients of this rank follow from beside its parameters; None: nothing."""
@@ -165,9 +164,9 @@ class Sliced(Kept):
         """Let go of the parameters that are still whole."""
         self.reducer.rest()
 
-    def around(self, call: Call) -> Call:
-        """Give the function that runs `call` with parameters gathered as they are used."""
-        return lambda model, batch: self.reducer.run(call, batch)
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Return forward(), with parameters gathered as they are used."""
+        return self.reducer.run(forward)
 
     def _scale_down(self, max_norm: float, norm: torch.Tensor) -> None:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_

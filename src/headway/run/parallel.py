@@ -25,7 +25,7 @@ from headway.run.memory import Meter
 from headway.run.microbatch import Share, cut, num_tokens, offsets, to_device
 from headway.run.narrate import Narrator
 from headway.run.orders import Orders
-from headway.run.outputs import Program, gather_outputs, program_for
+from headway.run.outputs import gather_outputs, program_for
 from headway.run.randomness import Chance, same_generators, seeded
 from headway.run.sharing import Sharing
 from headway.run.stage import Stage
@@ -96,10 +96,8 @@ class ParallelModel(nn.Module):
         object.__setattr__(self, "_nothing", nn.Parameter(torch.empty(0)))
         self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=placement[stage], data=self._copy))
         self._apart = Apart() if CATALOGUE[plan.schedule].split else None
-        self._loss = loss
         self._kept = keep(world, plan, model, self._held, ties, self._data_group, self._pipeline_group, placement)
         self._held = self._kept.parameters
-        loss = self._kept.around(loss)
         self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
         self.seed = int(world.broadcast_object(torch.initial_seed()))
         self.steps_done = 0
@@ -180,8 +178,7 @@ class ParallelModel(nn.Module):
         a tuple of positional or a dict of keyword arguments. Rows come back for the whole global batch, in order.
         """
         part, share = self._sharing.recognise(batch)
-        program = program_for(batch, self.plan, self._loss)
-        program = Program(self._kept.around(program.call))
+        program = program_for(batch, self.plan, next(iter(self._stages.values())).loss)
         with torch.no_grad(), self._evaluating():
             step = self._begin(part, share, scale=1.0, chances=None, program=program)
             self._run(step, train=False)
@@ -279,7 +276,7 @@ class ParallelModel(nn.Module):
         pieces = [cut(moved, start, stop) for start, stop in offsets(sizes)]
         none: Sequence[Chance | None] = [None] * len(sizes)
         return Step(
-            stages=self._stages, wires=self._wires, reducer=self._kept.reducer, micro_batches=pieces, sizes=sizes,
+            stages=self._stages, wires=self._wires, kept=self._kept, micro_batches=pieces, sizes=sizes,
             chances=none if chances is None else chances, scale=scale, program=program,
             apart=self._apart if torch.is_grad_enabled() else None,
         )  # fmt: skip
