@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from headway.cost.cluster import Cluster
@@ -9,6 +12,10 @@ from headway.errors import PlanError
 from headway.planner.fixed import KEYS
 from headway.planner.plan import Plan
 from headway.planner.search import search
+from headway.schedule.action import Schedule
+from headway.schedule.catalogue import build
+from headway.schedule.exchange import read_rows
+from headway.schedule.lower import lower
 from tests.cost.graphs import chain, times
 
 
@@ -28,6 +35,7 @@ def plan(size: int = 4, batch: int = 12, **fixed: object) -> Plan:
         {"cuts": ()}, {"pipeline": 3, "cuts": ("cut.2", "cut.3")}, {"chunks": 1}, {"shard": "none"}, {"tensor": 1},
         {"recompute": "none"}, {"precision": "float32"}, {"codec": "fp32"},
         {"schedule": "backward_first", "pipeline": 2}, {"schedule": "zero_bubble", "pipeline": 4},
+        {"schedule": "searched", "pipeline": 2}, {"schedule": "searched", "pipeline": 2, "chunks": 2},
         {"schedule": "zero_bubble_h2", "pipeline": 2}, {"schedule": "zero_bubble_v"}, {"schedule": "interleaved"},
         {"schedule": "breadth_first", "chunks": 3, "pipeline": 2}, {"chunks": 2}, {"chunks": 3, "pipeline": 2},
         {"schedule": "interleaved", "cuts": ("cut.1", "cut.2", "cut.4")},
@@ -42,6 +50,39 @@ def test_what_is_fixed_is_used(fixed: dict[str, object]) -> None:
     assert {name: getattr(result, name) for name in fixed} == fixed
     assert result.split is not None and result.split.num_stages == result.pipeline * result.chunks
     assert sum(sum(result.micro_batches_of(copy)) for copy in range(result.data)) == 12
+
+
+def test_a_schedule_may_be_given_itself() -> None:
+    mine = replace(build("interleaved", 2, 3, 2), name="mine")
+    lowered = lower(mine, [(0, 1), (1, 2), (2, 3)])
+    for given in (mine, lowered):
+        result = plan(schedule=given)
+        assert (result.schedule, result.pipeline, result.chunks, result.num_micro_batches) == ("mine", 2, 2, 3)
+        assert result.order_for(3).ranks == mine.ranks
+        assert plan(schedule=given, pipeline=2, data=2).data == 2
+    with pytest.raises(PlanError, match="schedule 'mine' is for pipeline=2, not 4"):
+        plan(schedule=mine, pipeline=4)
+    with pytest.raises(PlanError, match="schedule 'mine' is for num_micro_batches=3, not 2"):
+        plan(schedule=mine, num_micro_batches=2)
+    uneven = Schedule("uneven", 3, 1, (mine.ranks[0][:0], ()), (0, 1, 1))
+    with pytest.raises(PlanError, match="'uneven': rank 0 does nothing"):
+        plan(schedule=uneven)
+    orders = ("0F0,1F0,1B0,0B0", "2F0,2B0")
+    with pytest.raises(PlanError, match="ranks of schedule 'imported' hold 1 to 2 stages"):
+        plan(schedule=read_rows(orders))
+
+
+def test_a_schedule_is_searched_when_asked_for(tmp_path: Path) -> None:
+    result = plan(schedule="searched", pipeline=4)
+    assert result.schedule == "searched" and len(result.order) == 4
+    best = min(
+        plan(schedule=name, pipeline=4).seconds or 0.0 for name in ("one_f_one_b", "zero_bubble", "zero_bubble_h2")
+    )
+    assert result.seconds is not None and result.seconds <= best * (1 + 1e-3)
+    assert any(reason.startswith("the order is searched") for reason in result.reasons)
+    result.save(tmp_path / "plan.toml")
+    again = Plan.load(tmp_path / "plan.toml")
+    assert again == result and again.lowered == result.lowered
 
 
 def test_a_list_of_cuts_or_one_name_will_do() -> None:

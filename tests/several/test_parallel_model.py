@@ -173,7 +173,7 @@ def masks(world: World, data: int, stages: int, count: int, schedule: str) -> tu
 
 
 def check_all(world: World, data: int, stages: int) -> None:
-    for schedule in CATALOGUE if stages > 1 else ["one_f_one_b"]:
+    for schedule in (*CATALOGUE, "searched") if stages > 1 else ["one_f_one_b"]:
         try:
             check_other_batches(world, data, stages, schedule)
             check_accumulation(world, data, stages, schedule)

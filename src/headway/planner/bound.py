@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headway.planner.price import Choice, Program, Setting
-from headway.schedule.catalogue import CATALOGUE
 
 
 def least_seconds(program: Program, choice: Choice, setting: Setting) -> float:
@@ -17,6 +16,6 @@ def least_seconds(program: Program, choice: Choice, setting: Setting) -> float:
     share = -(-setting.global_batch // choice.data)
     count, ranks = choice.num_micro_batches, choice.pipeline
     work = sum(program.weights) * share / (count * program.graph.samples)
-    if choice.chunks > 1 or CATALOGUE[choice.schedule].split:
+    if choice.chunks > 1 or choice.splits:
         return count * work / ranks
     return work / (1 - (1 - 1 / count) ** ranks)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from headway.layout.split import Split
 from headway.schedule.action import Schedule
 from headway.schedule.catalogue import build
+from headway.schedule.exchange import read_rows
 from headway.schedule.lower import lower
+from headway.schedule.resize import resized
 from headway.schedule.simulate import Costs
 
 
@@ -70,11 +72,21 @@ def costs_of(stages: Sequence[StageEstimate], messages: Sequence[MessageEstimate
     )
 
 
-def lowered(name: str, parts: Split, num_micro_batches: int, data: int, chunks: int = 1) -> Schedule:
-    """Build a schedule by name with the messages of these stages, and reductions where there is something to reduce.
+def order_of(name: str, rows: Sequence[str], num_ranks: int, num_micro_batches: int, chunks: int) -> Schedule:
+    """Return the order of computations: that of `rows` (as `write_rows` gives them), else the one called `name`.
 
-    That is between copies, and between stages that hold the same (tied) parameter.
+    Raises PlanError for a name that nobody knows, or rows that are no schedule.
     """
-    tied = any(len(stages) > 1 for stages in parts.holders().values())
-    schedule = build(name, parts.num_stages // chunks, num_micro_batches, chunks)
-    return lower(schedule, parts.edges, reduce=data > 1 or tied)
+    if rows:
+        return resized(read_rows(rows, name=name), num_micro_batches)
+    return build(name, num_ranks, num_micro_batches, chunks)
+
+
+def reduces(parts: Split, data: int) -> bool:
+    """Say whether there is something to reduce: between copies, or between stages that hold the same parameter."""
+    return data > 1 or any(len(stages) > 1 for stages in parts.holders().values())
+
+
+def lowered(order: Schedule, parts: Split, data: int) -> Schedule:
+    """Add the messages of these stages to a schedule, and reductions where there is something to reduce."""
+    return lower(order, parts.edges, reduce=reduces(parts, data))

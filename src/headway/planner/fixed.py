@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.planner.explain import count
+from headway.planner.refine import SEARCHED
 from headway.planner.wire import LOW_RANK, MENUS, PARTS, low_rank
+from headway.schedule.action import Schedule
 from headway.schedule.catalogue import CATALOGUE, chunks_text
+from headway.schedule.exchange import read_rows, write_rows
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
 _ONLY: Mapping[str, object] = {"shard": "none", "tensor": 1, "recompute": "none"}
@@ -26,6 +29,7 @@ class Fixed:
     pipeline: int | None = None
     chunks: int | None = None
     schedule: str | None = None
+    order: tuple[str, ...] = ()  # of a schedule that was given itself, not by name
     micro_batch: int | None = None
     num_micro_batches: int | None = None
     cuts: tuple[str, ...] | None = None
@@ -47,25 +51,48 @@ def read_fixed(
         if given.get(name, only) != only:
             raise _refuse(f"{name}={given[name]!r} is not built yet", name, f"{name}={only!r}, or leave it out")
     numbers = {name: _number(name, given[name]) for name in _NUMBERS if name in given}
-    schedule = given.get("schedule")
-    if schedule is not None and schedule not in CATALOGUE:
-        raise _refuse(f"there is no schedule called {schedule!r}", "schedule", f"one of {', '.join(CATALOGUE)}")
+    schedule, order = _schedule(given.get("schedule"), numbers)
     codec = given.get("codec")
     if codec is not None and codec not in CODECS and not (isinstance(codec, str) and low_rank(codec)):
         known = (*CODECS, LOW_RANK, f"{LOW_RANK}:RANK")
         raise _refuse(f"there is no codec called {codec!r}", "codec", f"one of {', '.join(known)}")
     cuts = _cuts(given["cuts"], graph) if "cuts" in given else None
-    _settle_chunks(numbers, None if schedule is None else str(schedule), cuts)
+    _settle_chunks(numbers, None if order else schedule, cuts)
     named = None if codec is None else str(codec)
-    result = Fixed(schedule=None if schedule is None else str(schedule), cuts=cuts, codec=named, **numbers)
+    result = Fixed(schedule=schedule, order=order, cuts=cuts, codec=named, **numbers)
     _check_ranks(result, size, graph)
     _check_samples(result, global_batch)
     return result
 
 
+def _schedule(value: object, numbers: dict[str, int]) -> tuple[str | None, tuple[str, ...]]:
+    """Read a schedule: a name, or a Schedule itself, which settles the numbers of ranks, stages and micro-batches."""
+    if not isinstance(value, Schedule):
+        if value is not None and value not in CATALOGUE and value != SEARCHED:
+            names = ", ".join((*CATALOGUE, SEARCHED))
+            raise _refuse(
+                f"there is no schedule called {value!r}", "schedule", f"one of {names}, or a headway.Schedule"
+            )
+        return None if value is None else str(value), ()
+    order = write_rows(value)
+    read_rows(order, name=value.name)  # refuses what is not complete, or would never finish
+    held = {len(value.stages(rank)) for rank in range(value.num_ranks)}
+    if len(held) > 1:
+        raise _refuse(
+            f"ranks of schedule {value.name!r} hold {min(held)} to {max(held)} stages", "schedule", "as many each"
+        )
+    for name, number in (
+        ("pipeline", value.num_ranks), ("chunks", held.pop()), ("num_micro_batches", value.num_micro)
+    ):  # fmt: skip
+        if numbers.setdefault(name, number) != number:
+            fact = f"schedule {value.name!r} is for {name}={number}, not {numbers[name]}"
+            raise _refuse(fact, name, f"{name}={number}, or leave it out")
+    return value.name, order
+
+
 def _settle_chunks(numbers: dict[str, int], schedule: str | None, cuts: tuple[str, ...] | None) -> None:
     """Work out `pipeline` and `chunks` from each other, the schedule and the number of cuts, or refuse them."""
-    entry = CATALOGUE[schedule] if schedule else None
+    entry = CATALOGUE.get(schedule) if schedule else None
     if entry is not None and "chunks" not in numbers and entry.least == entry.most:
         numbers["chunks"] = entry.least
     if cuts is not None:

@@ -14,7 +14,7 @@ from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.layout.split import Split
 from headway.planner import explain as _explain
-from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
+from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered, order_of
 from headway.planner.fingerprint import Fingerprint, compare, fingerprint
 from headway.schedule.action import Schedule
 from headway.schedule.simulate import Costs, Timeline, simulate
@@ -45,6 +45,7 @@ class Plan:
     """Hold the whole choice: `data` copies on `pipeline` ranks, their cuts, the schedule and the micro-batches.
 
     Each rank of a pipeline holds `chunks` stages, so there are `pipeline * chunks` of them.
+    `order` is the order of computations where `schedule` names none that is built in, a line for each pipeline rank.
     `num_micro_batches` is for each copy, `micro_batch` the samples of the largest; `cuts` name `ModelGraph.cuts`.
     `seconds` is the predicted time of a step (schedule, reduction, update), `memory` the predicted peak bytes of each
     rank. `neighbours` ranks of a host sum gradients among themselves first; `bucket_bytes` travel together at most.
@@ -58,6 +59,7 @@ class Plan:
     num_micro_batches: int
     global_batch: int
     cuts: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
     shard: str = "none"
     blocks: tuple[str, ...] = ()  # modules that are gathered one at a time, under shard="parameters"
     tensor: int = 1
@@ -111,12 +113,16 @@ class Plan:
         """Return the sizes of a copy's micro-batches, in samples."""
         return micro_batches(self.samples_of(copy), self.num_micro_batches, self.micro_batch)
 
+    def order_for(self, num_micro_batches: int) -> Schedule:
+        """Return the order of computations for so many micro-batches, without messages."""
+        return order_of(self.schedule, self.order, self.pipeline, num_micro_batches, self.chunks)
+
     @cached_property
     def lowered(self) -> Schedule:
         """The schedule with its messages and reductions. Raises PlanError for a plan without a split."""
         if self.split is None:
             raise PlanError("a plan written by hand has no split", remedy="headway.plan(model, loss, batch, fixed=...)")
-        return lowered(self.schedule, self.split, self.num_micro_batches, self.data, self.chunks)
+        return lowered(self.order_for(self.num_micro_batches), self.split, self.data)
 
     @cached_property
     def costs(self) -> Costs:

@@ -13,11 +13,11 @@ from headway.cost.model import Times, accumulate_seconds, all_reduce_seconds, up
 from headway.graph.model import ModelGraph
 from headway.layout.mesh import Mesh
 from headway.layout.split import Split, StagePart, split
-from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered
+from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered, order_of
 from headway.planner.route import Route
 from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, float32_shapes, neighbours, pick
 from headway.schedule.action import Schedule
-from headway.schedule.catalogue import CATALOGUE, build
+from headway.schedule.catalogue import CATALOGUE
 from headway.schedule.simulate import simulate
 
 PASS_SECONDS = 10e-6
@@ -34,6 +34,12 @@ class Choice:
     micro_batch: int
     num_micro_batches: int
     chunks: int = 1
+    given: tuple[str, ...] = ()  # an order of computations that is no named schedule's, a line for each rank
+
+    @property
+    def splits(self) -> bool:
+        """Whether backwards are done in two parts."""
+        return bool(self.order.split) if self.given else CATALOGUE[self.schedule].split
 
     @property
     def family(self) -> tuple[int, int, int, str]:
@@ -48,7 +54,7 @@ class Choice:
     @cached_property
     def order(self) -> Schedule:
         """The schedule, without messages."""
-        return build(self.schedule, self.pipeline, self.num_micro_batches, self.chunks)
+        return order_of(self.schedule, self.given, self.pipeline, self.num_micro_batches, self.chunks)
 
     def ranks(self, stage: int) -> tuple[int, ...]:
         """Ranks that hold a stage, one for each copy."""
@@ -249,7 +255,7 @@ def _held(
 def _passing(program: Program, choice: Choice, num_calls: int) -> float:
     """Return the seconds of following the model's Python once: every call of it, and its own again to split them."""
     passing = PASS_SECONDS * program.num_calls if choice.num_stages > 1 else 0.0
-    return passing + (PASS_SECONDS * num_calls if CATALOGUE[choice.schedule].split else 0.0)
+    return passing + (PASS_SECONDS * num_calls if choice.splits else 0.0)
 
 
 def _tied_seconds(graph: ModelGraph, parts: Split, part: StagePart, choice: Choice, cluster: Cluster) -> float:
@@ -274,7 +280,7 @@ def priced(
 
     Seconds = makespan + the slowest update; bytes of a rank = the worst of the schedule, the update and the build.
     """
-    schedule = lowered(choice.schedule, parts, choice.num_micro_batches, choice.data, choice.chunks)
+    schedule = lowered(choice.order, parts, choice.data)
     timeline = simulate(schedule, costs_of(stages, messages))
     memory, updates = [], []
     for rank in range(schedule.num_ranks):

@@ -129,8 +129,7 @@ def binding(best: Priced, candidates: list[Priced], memory: int) -> str:
 
 def shares_of_step(best: Priced) -> dict[str, float]:
     """Return the parts of a step, on the average rank, of compute, link, bubble and update; they add up to 1."""
-    choice = best.choice
-    schedule = lowered(choice.schedule, best.split, choice.num_micro_batches, choice.data, choice.chunks)
+    schedule = lowered(best.choice.order, best.split, best.choice.data)
     costs = costs_of(best.stages, best.messages)
     free = {pair: 0.0 for pair in costs.message}
     ideal = replace(

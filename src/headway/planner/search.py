@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.cost.cluster import Cluster
 from headway.cost.model import Times
@@ -17,6 +17,7 @@ from headway.planner.fixed import Fixed, read_fixed
 from headway.planner.plan import Plan, RunnerUp, micro_batches, shares
 from headway.planner.price import Choice, Priced, Program, Setting
 from headway.planner.reasons import binding, nothing_fits, reasons
+from headway.planner.refine import SEARCHED, refined
 from headway.planner.wire import menu
 from headway.schedule.catalogue import CATALOGUE
 
@@ -108,28 +109,36 @@ def search(
     if best is None:
         raise nothing_fits(candidates, setting)
     program = programs.at(max(sizes(best.choice, global_batch)))
-    others = runners_up(candidates, best, memory)
+    asked = decided.schedule == SEARCHED
+    best, order = refined(best, setting, asked=asked, worth=NEARLY) if asked or not decided.schedule else (best, None)
+    why = reasons(best, candidates, setting, program)
+    plan = _plan_of(best, candidates, setting, precision, (why[0], order, *why[1:]) if order else why)
+    return replace(plan, made_for=fingerprint(program.graph, cluster))
+
+
+def _plan_of(best: Priced, candidates: list[Priced], setting: Setting, precision: str, why: tuple[str, ...]) -> Plan:
+    memory, choice = setting.cluster.device.memory_bytes, best.choice
     return Plan(
-        data=best.choice.data,
-        pipeline=best.choice.pipeline,
-        chunks=best.choice.chunks,
-        schedule=best.choice.schedule,
-        micro_batch=best.choice.micro_batch,
-        num_micro_batches=best.choice.num_micro_batches,
-        global_batch=global_batch,
+        data=choice.data,
+        pipeline=choice.pipeline,
+        chunks=choice.chunks,
+        schedule=choice.schedule,
+        order=choice.given,
+        micro_batch=choice.micro_batch,
+        num_micro_batches=choice.num_micro_batches,
+        global_batch=setting.global_batch,
         cuts=best.cuts,
         precision=precision,
         codec=best.codec,
         neighbours=best.neighbours,
         bucket_bytes=best.bucket_bytes,
         split=best.split,
-        made_for=fingerprint(program.graph, cluster),
-        cluster=cluster.describe(),
+        cluster=setting.cluster.describe(),
         device_memory=memory,
         seconds=best.seconds,
-        memory=tuple(peak for peak in best.memory for _ in range(best.choice.data)),
-        reasons=reasons(best, candidates, setting, program),
-        runners_up=tuple(_runner_up(other, memory) for other in others),
+        memory=tuple(peak for peak in best.memory for _ in range(choice.data)),
+        reasons=why,
+        runners_up=tuple(_runner_up(other, memory) for other in runners_up(candidates, best, memory)),
         binding=binding(best, candidates, memory),
         stages=best.stages,
         messages=best.messages,
@@ -171,7 +180,7 @@ def choices(fixed: Fixed, size: int, global_batch: int, max_stages: int) -> Iter
         for schedule, chunks in orders(fixed, pipeline, max_stages, alone=all(p == 1 for _, p in places)):
             for count in _counts(fixed, most, least, pipeline):
                 samples = fixed.micro_batch or -(-most // count)
-                yield Choice(data, pipeline, schedule, samples, count, chunks)
+                yield Choice(data, pipeline, schedule, samples, count, chunks, fixed.order)
 
 
 def orders(fixed: Fixed, pipeline: int, max_stages: int, *, alone: bool) -> list[tuple[str, int]]:
@@ -181,10 +190,13 @@ def orders(fixed: Fixed, pipeline: int, max_stages: int, *, alone: bool) -> list
     unless asked for: as planned it is 1F1B, action for action. `alone`: there is no layout of several ranks, so a
     schedule that was asked for is carried out on one.
     """
-    names = [fixed.schedule] if fixed.schedule else [name for name in CATALOGUE if name != "backward_first"]
-    if pipeline == 1 and not fixed.schedule and (fixed.chunks or 1) == 1:
+    if fixed.order:
+        return [(str(fixed.schedule), fixed.chunks or 1)]
+    free = fixed.schedule in (None, SEARCHED)
+    names = [name for name in CATALOGUE if name != "backward_first"] if free else [str(fixed.schedule)]
+    if pipeline == 1 and free and (fixed.chunks or 1) == 1:
         names = ["one_f_one_b"]
-    if pipeline == 1 and fixed.schedule and not alone and CATALOGUE[fixed.schedule].least > 1:
+    if pipeline == 1 and fixed.schedule and not free and not alone and CATALOGUE[fixed.schedule].least > 1:
         return []
     return [
         (name, chunks)
@@ -250,7 +262,7 @@ def price_all(programs: Programs, setting: Setting, fixed: Fixed, max_stages: in
     if not result:
         raise PlanError(
             f"no plan for {setting.global_batch} samples a step is left by what is fixed: "
-            + ", ".join(f"{name}={value!r}" for name, value in vars(fixed).items() if value is not None),
+            + ", ".join(f"{name}={value!r}" for name, value in vars(fixed).items() if value not in (None, ())),
             place="fixed=",
             remedy="leave one of them out; micro_batch * num_micro_batches must cover a copy's samples",
         )
@@ -284,7 +296,7 @@ def runners_up(candidates: list[Priced], best: Priced, memory: int) -> list[Pric
     families: dict[tuple[int, int, int, str], list[Priced]] = {}
     for candidate in candidates:
         families.setdefault(candidate.choice.family, []).append(candidate)
-    families.pop(best.choice.family)
+    families.pop(best.choice.family, None)
     found = [choose(family, memory) or min(family, key=lambda c: c.peak) for family in families.values()]
     return sorted(found, key=lambda c: (c.peak > memory, c.seconds))
 

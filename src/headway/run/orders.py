@@ -10,7 +10,6 @@ from headway.run.execute import sums_after
 from headway.run.microbatch import Share
 from headway.schedule.action import Action, Schedule
 from headway.schedule.build import forward_only
-from headway.schedule.catalogue import build
 from headway.schedule.check import check
 from headway.schedule.lower import lower
 
@@ -41,7 +40,7 @@ class Orders:
     @staticmethod
     def of(plan: Plan, line: int) -> Orders:
         """Make the orders of a plan."""
-        return Orders(plan, line, build(plan.schedule, plan.pipeline, 1, plan.chunks).placement)
+        return Orders(plan, line, plan.order_for(plan.num_micro_batches).placement)
 
     def sizes(self, share: Share, samples: int) -> tuple[int, ...]:
         """Give the sizes of a copy's micro-batches: as planned, or of at most the planned size for another batch."""
@@ -60,7 +59,7 @@ class Orders:
             plan = self.plan
             assert plan.split is not None
             if train:
-                built = build(plan.schedule, plan.pipeline, count, plan.chunks)
+                built = plan.order_for(count)
             else:
                 built = forward_only(plan.split.num_stages, count, self.placement)
             lowered = lower(built, plan.split.edges, reduce=train and plan.data > 1)
