@@ -1,4 +1,4 @@
-"""Frame: one module call in progress: where it stands in the program, and how far it has come."""
+"""Frame: a module call in progress, and where each of its events stands, on this batch as on the recorded one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from headway.graph.model import BETWEEN, Position
 
 Landmarks = Mapping[Position, Mapping[tuple[str, int], tuple[int, int]]]
 """For the position of a frame: the place of each module call in it, by path and occurrence."""
+
+Calls = Mapping[Position, Sequence[Sequence[str]]]
+"""For the position of a frame: the torch calls after each landmark, in order, as `call_key` writes them."""
 
 
 def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
@@ -28,6 +31,20 @@ def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], tuple[int, int
     return table
 
 
+def call_key(function: str, dims: int, weight: str = "") -> str:
+    """Write without blanks what a torch call is known by: function, dims of its first tensor, its first parameter."""
+    return f"{function}/{dims}:{weight}".replace(" ", "_")
+
+
+def _alike(known: str, key: str) -> bool:
+    """Compare two calls; one whose parameter goes by another object now (a sharded one) is known by the rest."""
+    if known == key:
+        return True
+    call, _, weight = known.partition(":")
+    other, _, other_weight = key.partition(":")
+    return call == other and not (weight and other_weight)
+
+
 class Answered:
     """A module call that was answered at once, linked to the one that followed it with nothing between them.
 
@@ -41,41 +58,114 @@ class Answered:
         self.next: Answered | None = None
 
 
+NEAR, ALONE = 3, 12
+"""How many recorded calls may be left out before one that is known at once: any; one whose like there is no other."""
+
+
 class Frame:
-    """One module call in progress: its position, its path, and how far it has come."""
+    """One module call in progress: its position, its path, and how far it has come.
 
-    __slots__ = ("answered", "count", "known", "landmark", "path", "position", "seen", "told")
+    With `known` (and `calls`) events are brought into step with the recorded run: a module call by its path and
+    occurrence, a torch call by what it is. One that was not recorded stands behind the last that was, a level deeper.
+    Beside that, events are numbered as they come (`turn`): the same under every split.
+    """
 
-    def __init__(self, position: Position, path: str, known: Mapping[tuple[str, int], tuple[int, int]] | None) -> None:
+    __slots__ = (
+        "ahead", "answered", "begun", "calls", "count", "events", "extra", "key", "known", "landmark", "modules",
+        "path", "position", "seen", "told",
+    )  # fmt: skip
+
+    def __init__(
+        self, position: Position, path: str, known: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+        calls: Sequence[Sequence[str]] | None = None, begun: Position = (),
+    ) -> None:  # fmt: skip
         self.position = position
         self.path = path
         self.known = known
+        self.calls = calls
         self.landmark = 0  # number of the last module call
         self.count = 0  # events since
+        self.extra = 0  # events since that one which were not recorded
+        self.ahead: tuple[int, ...] = ()  # where in the recorded run the last of those may have been
+        self.key = ""  # of the event that was placed last
+        self.begun = begun  # the turn at which this call began
+        self.modules = self.events = 0  # calls of modules so far, and events since
         self.seen: dict[str, int] = {}
         self.answered: Answered | None = None  # the last event, if it was a call that was answered at once
         self.told: Answered | None = None  # the last of those that is counted in the numbers above
 
     def next_module(self, path: str) -> Position:
-        """Place the next module call: at its landmark when it is known, else as an event after the last one."""
+        """Place the next module call: at its landmark when it is known, else behind the last event."""
         if self.answered is not None:
             self._catch_up()
+        self.modules, self.events = self.modules + 1, 0
         occurrence = self.seen.get(path, 0)
         self.seen[path] = occurrence + 1
         place: tuple[int, int] | None = (self.landmark + 1, 0)
         if self.known is not None:
             place = self.known.get((path, occurrence))
-        if place is None or place <= (self.landmark, self.count):
-            self.count += 1
-        else:
+        if place is not None and place > (self.landmark, self.count):
             self.landmark, self.count = place
-        return (*self.position, self.landmark, self.count)
+            self.extra, self.ahead = 0, ()
+            return (*self.position, *place)
+        position = self._beside()
+        self.key = ""
+        self._go_to(position)
+        return position
 
-    def next_event(self) -> Position:
-        """Say where the next torch call stands."""
+    @property
+    def turn(self) -> Position:
+        """Number the next torch call as events come."""
         if self.answered is not None:
             self._catch_up()
-        return (*self.position, self.landmark, self.count + 1)
+        return (*self.begun, self.modules, self.events + 1)
+
+    def next_event(self, key: str = "") -> Position:
+        """Say where the next torch call stands: the recorded one, unless `key` says that it is another."""
+        if self.answered is not None:
+            self._catch_up()
+        if not key or self.calls is None or self.landmark >= len(self.calls) or self.count >= BETWEEN:
+            return (*self.position, self.landmark, self.count + 1)
+        self.key = key
+        index = self._find(self.calls[self.landmark], key)
+        return self._beside() if index is None else (*self.position, self.landmark, index + 1)
+
+    def _beside(self) -> Position:
+        if self.calls is None or self.count >= BETWEEN:
+            return (*self.position, self.landmark, self.count + 1)
+        return (*self.position, self.landmark, self.count, BETWEEN, self.extra + 1)
+
+    def _find(self, row: Sequence[str], key: str) -> int | None:
+        """Find a call in the recorded row, from where the run has come; None when it was not recorded.
+
+        The recorded run may have done something in between that is left out now. But functions recur, so far ahead
+        only a call with a parameter is known at once, or one whose like there is no other; else two in a row.
+        """
+        if self.count < len(row) and _alike(row[self.count], key):
+            return self.count
+        for before in self.ahead:
+            if before + 1 < len(row) and _alike(row[before + 1], key):
+                return before + 1
+        found = next((i for i in range(self.count, len(row)) if _alike(row[i], key)), None)
+        if found is None:
+            return None
+        alone = found - self.count <= ALONE and row.count(row[found]) == 1
+        return found if found - self.count <= NEAR or alone or not key.endswith(":") else None
+
+    def happened(self, position: Position) -> None:
+        """Go on to a torch call that `next_event` placed."""
+        self.events += 1
+        self._go_to(position)
+
+    def _go_to(self, position: Position) -> None:
+        self.ahead = ()
+        if len(position) == len(self.position) + 2:
+            self.count, self.extra = position[-1], 0
+            return
+        self.extra = position[-1]
+        if self.calls is not None and self.landmark < len(self.calls) and self.key:
+            row = self.calls[self.landmark]
+            self.ahead = tuple(i for i in range(self.count, len(row)) if _alike(row[i], self.key))
 
     def answer(self, call: Answered, after: Answered | None) -> None:
         """Note that the call that was placed last was answered at once, right `after` another such call or None."""
@@ -89,8 +179,10 @@ class Frame:
         while told is not last:
             assert told is not None and told.next is not None
             told = told.next
-            if self.seen.get(told.path, 0) == told.occurrence:
+            if self.seen.get(told.path, 0) == told.occurrence and len(told.position) == len(self.position) + 2:
                 self.seen[told.path] = told.occurrence + 1
                 self.landmark, self.count = told.position[-2:]
+                self.extra, self.ahead = 0, ()
+                self.modules, self.events = self.modules + 1, 0
             else:  # something else was called before, this time
                 self.next_module(told.path)

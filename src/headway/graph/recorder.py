@@ -126,9 +126,12 @@ class Recorder(Walk):
 
     def on_opaque(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note one call with an inside of its own, and the weights that it finds by itself."""
-        if not short_name(func).startswith("grad"):
+        try:
             return self.on_call(position, func, args, kwargs, opaque=True)
-        self.saved_hooks.__exit__(None, None, None)  # torch.func.grad does not allow them
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+        self.saved_hooks.__exit__(None, None, None)  # derivatives of torch.func do not allow them
         try:
             return self.on_call(position, func, args, kwargs, opaque=True)
         finally:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import BackwardHook
 
-from headway.graph.frame import Frame, Landmarks
+from headway.graph.frame import Calls, Frame, Landmarks, call_key
 from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
 from headway.graph.model import Position
 
@@ -130,17 +130,21 @@ class Walk(TorchFunctionMode):
 
     A subclass says what happens at a call (`on_call`), at a call whose inside is not followed (`on_opaque`), and at a
     module's call (`on_module`). Facts about a tensor that are not its content (shape, dtype) pass through and have no
-    position; `fact` may change the answer. Module calls in a frame of `landmarks` are found again by path and
-    occurrence, whatever else the frame does this time; without `landmarks` they are numbered as they come.
+    position; `fact` may change the answer. In a frame of `landmarks` and `recorded`, events are found again whatever
+    else the frame does this time (`headway.graph.frame`); elsewhere they are numbered as they come. `weights` names
+    the parameters, by id.
     While the block runs, the functions of `interception` are replaced, in effect for this thread alone, as torch.fx
     replaces `nn.Module.__call__`.
     """
 
-    def __init__(self, paths: Mapping[int, str], landmarks: Landmarks | None = None) -> None:
+    def __init__(
+        self, paths: Mapping[int, str], landmarks: Landmarks | None = None, recorded: Calls | None = None,
+        weights: Mapping[int, str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.paths = paths  # of modules, by id
-        self.landmarks = landmarks or {}
-        self.frames = [Frame((), "", self.landmarks.get(()))]
+        self.landmarks, self.recorded, self.weights = landmarks or {}, recorded or {}, weights or {}
+        self.frames = [self.frame((), "", ())]
         self.paused = False
         self.outer: Watcher | None = None
 
@@ -197,11 +201,24 @@ class Walk(TorchFunctionMode):
 
     def _event(self, handle: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         frame = self.frames[-1]
-        result = handle(frame.next_event(), func, args, kwargs)
+        position = frame.next_event("" if frame.calls is None else self._key(func, args, kwargs))
+        result = handle(position, func, args, kwargs)
         # a call is an event if it makes or changes tensors or reads content; is_tensor, broadcast_shapes are not
         if isinstance(result, torch.Tensor) or result is None or is_read(func, args, kwargs) or tensors_of(result, []):
-            frame.count += 1
+            frame.happened(position)
         return result
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        tensors = tensors_of((args, kwargs), [])
+        weight = next((self.weights[id(t)] for t in tensors if id(t) in self.weights), "")
+        return call_key(function_name(func), tensors[0].dim() if tensors else -1, weight)
+
+    def frame(self, position: Position, path: str, begun: Position | None = None) -> Frame:
+        """Begin a module call's frame, inside the one that is open unless `begun` says where."""
+        if begun is None:
+            outer = self.frames[-1]
+            begun = (*outer.begun, outer.modules, 0)
+        return Frame(position, path, self.landmarks.get(position), self.recorded.get(position), begun)
 
     def module_call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Carry out a call of nn.Module.__call__."""
@@ -219,7 +236,7 @@ class Walk(TorchFunctionMode):
 
         def run() -> Any:
             depth = len(self.frames)
-            self.frames.append(Frame(position, path, self.landmarks.get(position)))
+            self.frames.append(self.frame(position, path))
             try:
                 return (original if self.paused else uncompiled(original, module))(module, *args, **kwargs)
             finally:
@@ -244,7 +261,7 @@ class Walk(TorchFunctionMode):
         position = self.frames[-1].next_module(CHECKPOINT)
         self.on_region(position)
         depth = len(self.frames)
-        self.frames.append(Frame(position, path, self.landmarks.get(position)))
+        self.frames.append(self.frame(position, path))
         try:
             yield position
         finally:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import SplitError
 from headway.graph.liveness import derived_since, last_uses, storage_writes
-from headway.graph.model import BETWEEN, ModelGraph, Position, parse_position, position_text
+from headway.graph.model import Call, ModelGraph, Position, parse_position, position_text
+from headway.layout.places import Unseen, find_unseen, list_calls, list_modules
+
+ORIGINS = 8
+"""How far a value is followed back for what may stand in for it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -28,6 +32,7 @@ class Crossing:
     written: bool  # the target (or a later stage) changes it in place, so it must not be a leaf there
     function: str = ""  # that makes it
     last: bool = False  # no later call of this function in this frame before the cut: what a loop leaves
+    origin: tuple[tuple[Position, int], ...] = ()  # from what it was made, in this frame: stands in where it is not
 
     @property
     def key(self) -> tuple[Position, int]:
@@ -59,6 +64,7 @@ class Split:
     reads: bool = False  # some call reads a value that depends on parameters
     asked: tuple[str, ...] = ()  # functions whose result's shape only the stage that computes them can tell
     landmarks: tuple[tuple[Position, tuple[str, ...]], ...] = ()  # for frames that matter: the paths called, in order
+    calls: tuple[tuple[Position, tuple[str, ...]], ...] = ()  # for those with a border: the torch calls in order
     reading: tuple[str, ...] = ()  # kinds of modules that read values: where one does, others may on another batch
 
     @property
@@ -96,6 +102,7 @@ class Split:
             "asked": list(self.asked),
             "reading": list(self.reading),
             "landmarks": [{"frame": position_text(p), "calls": list(paths)} for p, paths in self.landmarks],
+            "calls": [{"frame": position_text(p), "rows": list(rows)} for p, rows in self.calls],
             "stages": [
                 {
                     "start": position_text(part.start),
@@ -111,6 +118,7 @@ class Split:
                             "written": c.written,
                             "function": c.function,
                             "last": c.last,
+                            "origin": [[position_text(p), output] for p, output in c.origin],
                         }
                         for c in part.sends
                     ],
@@ -134,6 +142,7 @@ class Split:
                     c["written"],
                     c.get("function", ""),
                     c.get("last", False),
+                    tuple((parse_position(p), output) for p, output in c.get("origin", ())),
                 )
                 for c in row["sends"]
             )
@@ -153,9 +162,10 @@ class Split:
         )
         guarded = tuple(parse_position(p) for p in table["guarded"])
         landmarks = tuple((parse_position(row["frame"]), tuple(row["calls"])) for row in table.get("landmarks", ()))
+        calls = tuple((parse_position(row["frame"]), tuple(row["rows"])) for row in table.get("calls", ()))
         return Split(
             parts, tuple(table["state"]), guarded, table["random"], table["reads"],
-            tuple(table.get("asked", ())), landmarks, tuple(table.get("reading", ())),
+            tuple(table.get("asked", ())), landmarks, calls, tuple(table.get("reading", ())),
         )  # fmt: skip
 
 
@@ -177,7 +187,7 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
     bounds = [0, *starts, len(graph.calls)]
     sends = _crossings(graph, bounds)
     positions: list[Position | None] = [(), *(graph.cut[name].position for name in cuts), None]
-    unseen = _unseen(graph)
+    unseen = find_unseen(graph)
     parameters, buffers = _weights(graph, bounds, [p for p in positions[1:] if p is not None], unseen)
     parts = tuple(
         StagePart(
@@ -192,6 +202,7 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         for s in range(len(cuts) + 1)
     )
     reading = {call.position[:-2] for call in graph.calls if call.reads_value}
+    places = [*(part.start for part in parts), *(c.position for part in parts for c in part.sends)]
     guarded = tuple(m.position for m in graph.modules if m.guarded)
     return Split(
         stages=parts,
@@ -200,26 +211,10 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         random=graph.random,
         reads=any(call.reads_value for call in graph.calls) or (graph.random and graph.branches),
         asked=graph.asked,
-        landmarks=_landmarks(graph, parts, guarded, unseen),
+        landmarks=list_modules(graph, [*guarded, *places], unseen),
+        calls=list_calls(graph, places),
         reading=tuple(sorted({m.kind for m in graph.modules if m.position in reading})),
     )
-
-
-def _landmarks(
-    graph: ModelGraph, parts: Sequence[StagePart], guarded: Sequence[Position], unseen: Sequence[Unseen]
-) -> tuple[tuple[Position, tuple[str, ...]], ...]:
-    """List the module calls of each frame in which a border, a crossing or a guarded call must be found again."""
-    places = [*guarded, *(part.start for part in parts), *(c.position for part in parts for c in part.sends)]
-    frames = {place[:depth] for place in places for depth in range(0, len(place), 2)} | {()}
-    tables: dict[Position, list[str]] = {}
-    for module in graph.modules:
-        if module.position[:-2] in frames:
-            tables.setdefault(module.position[:-2], []).append(module.path)
-    for new in reversed(unseen):  # from the back, so that numbers before stay
-        table = tables.get(new.place[:-2])
-        if table is not None and f"+{new.path}" not in table:
-            table.insert(new.place[-2], f"+{new.path}")
-    return tuple(sorted((position, tuple(paths)) for position, paths in tables.items()))
 
 
 def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]:
@@ -258,8 +253,22 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
             place = (maker.position, value.output, source, target)
             same = by_function[(maker.position[:-2], maker.function)]
             latest = maker.index == max(i for i in same if i < bounds[source + 1])
-            sends[source].append(Crossing(*place, differentiable, later, maker.function, latest))
+            origin = _origin(graph, maker)
+            sends[source].append(Crossing(*place, differentiable, later, maker.function, latest, origin))
     return sends
+
+
+def _origin(graph: ModelGraph, maker: Call) -> tuple[tuple[Position, int], ...]:
+    """Follow a value back over the first inputs of its makers, as far as they lie in one frame."""
+    frame = maker.position[:-2]
+    found: list[tuple[Position, int]] = []
+    while maker.inputs and len(found) < ORIGINS:
+        value = graph.values[maker.inputs[0]]
+        if value.producer is None or graph.calls[value.producer].position[:-2] != frame:
+            break
+        maker = graph.calls[value.producer]
+        found.append((maker.position, value.output))
+    return tuple(found)
 
 
 def _weights(
@@ -283,55 +292,3 @@ def _weights(
         used[sum(start <= module.place for start in starts)].update(dict.fromkeys(module.parameters))
     held = [tuple(sorted(table, key=order.__getitem__)) for table in used]
     return held, [tuple(table) for table in written]
-
-
-@dataclass(frozen=True)
-class Unseen:
-    """A module that was not called when the program was recorded, and where its call would stand."""
-
-    path: str
-    place: Position
-    parameters: tuple[str, ...]
-
-
-def _unseen(graph: ModelGraph) -> list[Unseen]:
-    """Place the modules of parameters that no call used (an expert without tokens, a layer that was left out).
-
-    A module would be called after the nearest relative before it in the model, else before the one after it.
-    """
-    used = {name for call in graph.calls for name in call.parameters}
-    names = [info.name for info in graph.parameters if not info.is_buffer]
-    places: dict[str, list[Position]] = {}
-    for module in graph.modules:
-        places.setdefault(module.path, []).append(module.position)
-    last = {name: call.position for call in graph.calls for name in call.parameters}
-    within: dict[str, list[int]] = {}  # for each path, the places in `names` of used parameters in it
-    for i, name in enumerate(names):
-        path = name if name in used else ""
-        while path:
-            path = path.rpartition(".")[0]
-            within.setdefault(path, []).append(i)
-    found: dict[str, Unseen] = {}
-    for i, name in enumerate(names):
-        if name in used:
-            continue
-        path = name.rpartition(".")[0]
-        new = name
-        while path and path not in within:
-            path, new = path.rpartition(".")[0], path
-        near = within.get(path, [])
-        before = [j for j in near if j < i]
-        if not near:
-            place: Position = ()
-        else:
-            prefix = f"{path}." if path else ""
-            relative = names[before[-1] if before else near[0]]
-            called = places.get(prefix + relative.removeprefix(prefix).split(".")[0])
-            if called is None:
-                place = last[relative]
-            else:
-                place = (*called[-1][:-2], called[-1][-2], 0) if before else (*called[0][:-2], called[0][-2] - 1, 0)
-        count = sum(u.place[:-1] == place[:-1] and u.path != new for u in found.values())
-        entry = found.get(new, Unseen(new, (*place[:-1], (count + 1) * BETWEEN) if place else (), ()))
-        found[new] = replace(entry, parameters=(*entry.parameters, name))
-    return list(found.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ class Absence:
         self.parameters = stage.parameters
         self.opaque = {id(getattr(module, name)) for module, name, _ in stage.buffers}
         self.opaque_storages: set[int] = set()
+        self.wrote: Callable[[torch.Tensor], None] = lambda tensor: None  # told of what is changed in place
         self.alive: list[Any] = []  # keeps those tensors and storages from being freed, so that ids stay theirs
 
     def hides(self, tensor: torch.Tensor) -> bool:
@@ -89,6 +91,9 @@ class Absence:
             return mark(tensor) if wants and tensor.is_floating_point() and id(tensor) not in given else tensor
 
         result = map_tensors(result, settle)
+        for tensor, version in zip(tensors, versions, strict=True):
+            if version_of(tensor) != version or any(tensor is original for original in written):
+                self.wrote(tensor)
         if not written and versions == [version_of(t) for t in tensors]:
             self.stage.shapes[key] = template(result, inputs)
         if lengths != [t.shape for t in tensors]:
@@ -108,4 +113,5 @@ class Absence:
             ) from error
         if not self.hides(args[0]):
             self.hide(args[0])
+        self.wrote(args[0])
         return None if name == "__setitem__" else args[0]

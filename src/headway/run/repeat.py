@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from headway.graph.chance import is_random
-from headway.graph.frame import Frame, Landmarks
+from headway.graph.frame import Calls, Landmarks
 from headway.graph.model import Position
 from headway.graph.walk import Walk
 from headway.run.randomness import Chance
@@ -18,11 +18,12 @@ class Repeat(Walk):
     """Sees a checkpointed region while backward computes it again, and draws the random numbers of the first time."""
 
     def __init__(
-        self, paths: Mapping[int, str], landmarks: Landmarks, keep: Set[Position], chance: Chance, position: Position,
-        path: str,
+        self, paths: Mapping[int, str], landmarks: Landmarks, calls: Calls, weights: Mapping[int, str],
+        keep: Set[Position], chance: Chance, position: Position, path: str,
+        begun: Position,
     ) -> None:  # fmt: skip
-        super().__init__(paths, landmarks)
-        self.frames[0] = Frame(position, path, landmarks.get(position))
+        super().__init__(paths, landmarks, calls, weights)
+        self.frames[0] = self.frame(position, path, begun)
         self.keep, self.chance = keep, chance
 
     def on_module(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
@@ -35,5 +36,5 @@ class Repeat(Walk):
     def on_call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute one call."""
         if is_random(func, args, kwargs):
-            return self.chance.call(position, func, args, kwargs)
+            return self.chance.call(self.frames[-1].turn, func, args, kwargs)
         return func(*args, **kwargs)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from headway.errors import SplitError
-from headway.graph.frame import Landmarks, number_modules
+from headway.graph.frame import Calls, Landmarks, number_modules
 from headway.graph.interception import INTERCEPTION
 from headway.graph.model import Position, position_text
 from headway.graph.walk import module_paths, tensors_of
@@ -20,7 +20,8 @@ from headway.layout.split import Split
 from headway.run.outputs import Program
 from headway.run.passing import borders, frames_around
 from headway.run.randomness import Chance
-from headway.run.stage_walk import Key, StageEnd, StageWalk
+from headway.run.stage_walk import StageEnd, StageWalk
+from headway.run.stand_in import Key
 from headway.run.templates import Known
 
 __all__ = ["Key", "Stage", "StageResult"]
@@ -45,11 +46,12 @@ class Stage:
     model: nn.Module
     loss: Callable[[nn.Module, Any], Any]
     device: torch.device
-    parameters: frozenset[int] = frozenset()  # ids of all parameters
+    parameters: Mapping[int, str] = field(default_factory=dict, compare=False)  # names of all parameters, by id
     buffers: tuple[tuple[nn.Module, str, bool], ...] = ()  # those that the program changes; whether this stage does
     keep: frozenset[Position] = frozenset()  # module calls that are followed call by call
     borders: frozenset[Position] = frozenset()  # those of them that need not be, once it is seen what crosses there
     landmarks: Landmarks = field(default_factory=dict, compare=False)
+    calls: Calls = field(default_factory=dict, compare=False)
     followed: frozenset[int] = frozenset()  # ids of modules with one in them that may read a value
     paths: Mapping[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
@@ -73,7 +75,8 @@ class Stage:
         for crossing in (*part.receives, *part.sends):
             keep.update(frames_around(crossing.position))
         landmarks = {position: number_modules(paths) for position, paths in split.landmarks}
-        parameters = frozenset(id(p) for p in model.parameters())
+        calls = {position: tuple(tuple(row.split(" ")) for row in rows) for position, rows in split.calls}
+        parameters = {id(p): name for name, p in model.named_parameters()}
         kinds = set(split.reading)
         followed = frozenset(
             id(module)
@@ -83,7 +86,7 @@ class Stage:
         paths = module_paths(model)
         stage = Stage(
             split, index, model, loss, device, parameters, buffers, frozenset(keep), borders(split, index), landmarks,
-            followed, paths,
+            calls, followed, paths,
         )  # fmt: skip
         INTERCEPTION.hold()
         weakref.finalize(stage, INTERCEPTION.release)
@@ -130,6 +133,7 @@ class Stage:
         walk.finish()
         part = self.split.stages[self.index]
         if part.end is None and program is None:
+            output = walk.late.present(output)  # the program may have ended before this stage's start
             for tensor in tensors_of(output, []):
                 if tensor.is_meta:
                     raise self.error("the result of the loss function depends on a value that this stage does not have")

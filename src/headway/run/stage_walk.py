@@ -25,16 +25,16 @@ from headway.graph.walk import (
 from headway.layout.split import Crossing
 from headway.run.absence import Absence
 from headway.run.hooks import GRADIENT_HOOKS, is_torn, leave_out, no_hook
+from headway.run.late import Late
 from headway.run.outputs import Program
-from headway.run.passing import pass_over, run_whole
+from headway.run.passing import frames_around, pass_over, run_whole
 from headway.run.randomness import Chance
 from headway.run.repeat import Repeat
+from headway.run.stand_in import Key, StandIns, moved
 from headway.run.templates import WANTS_GRADIENT, Known, absent_of, shapes_of
 
 if TYPE_CHECKING:
     from headway.run.stage import Stage
-
-Key = tuple[Position, int]
 
 
 class StageEnd(BaseException):
@@ -52,7 +52,7 @@ class StageWalk(Walk):
         chance: Chance | None,
         program: Program | None,
     ) -> None:
-        super().__init__(stage.paths, stage.landmarks)
+        super().__init__(stage.paths, stage.landmarks, stage.calls, stage.parameters)
         self.capture, self.captured = program is not None, None
         part = stage.split.stages[stage.index]
         self.stage, self.part, self.chance = stage, part, chance
@@ -60,18 +60,23 @@ class StageWalk(Walk):
         self.given_answers = answers
         self.answers: dict[str, Any] = {}
         self.incoming: dict[Position, dict[int, Crossing]] = {}
+        self.functions: dict[Position, str] = {}  # that make what comes in
+        self.strayed: set[Position] = set()  # module calls that did not make what crosses, where they did once
         for crossing in part.receives:
-            place = answers.get(_moved(crossing), crossing.position)
-            self.incoming.setdefault(place, {})[crossing.output] = crossing
+            place, output, function = answers.get(moved(crossing), (*crossing.key, crossing.function))
+            self.incoming.setdefault(place, {})[output] = crossing
+            self.functions[place] = function
+            if place != crossing.position:
+                self.strayed.update(frames_around(crossing.position))
         self.received, self.known = received, stage.known
         self.outgoing: dict[Position, dict[int, Crossing]] = {}
         for crossing in part.sends:
             self.outgoing.setdefault(crossing.position, {})[crossing.output] = crossing
         self.made: dict[Key, torch.Tensor] = {}
-        self.frames_out = {position[:-2] for position in self.outgoing}
-        self.latest: dict[Any, tuple[Position, torch.Tensor]] = {}  # what may stand in for a value that is not made
+        self.stand_ins = StandIns(part.sends)
         self.absence = Absence(stage, self.known)
         self.taken: dict[Key, torch.Tensor] = {}  # what was received, as the program has it
+        self.late = Late(self.absence, self._real, received)
 
     # where in the program
 
@@ -118,10 +123,12 @@ class StageWalk(Walk):
         """Compute a checkpointed region again with the same random numbers."""
         if self.chance is None or not self.stage.split.random or self._before(position):
             return run
-        stage, chance, path = self.stage, self.chance, self.module_path
+        stage, chance, path, begun = self.stage, self.chance, self.module_path, self.frames[-1].begun
 
         def once_more(*args: Any, **kwargs: Any) -> Any:
-            with Repeat(stage.paths, stage.landmarks, stage.keep, chance, position, path):
+            with Repeat(
+                stage.paths, stage.landmarks, stage.calls, stage.parameters, stage.keep, chance, position, path, begun
+            ):
                 return run(*args, **kwargs)
 
         return once_more
@@ -134,7 +141,7 @@ class StageWalk(Walk):
             self.captured = run()
             raise StageEnd
         depth = len(position)
-        if position in self.stage.borders and id(module) not in self.stage.followed:
+        if position in self.stage.borders and position not in self.strayed and id(module) not in self.stage.followed:
             over = pass_over if position < self.start else run_whole
             return over(self, position, module, run, args, kwargs)
         if (
@@ -171,6 +178,10 @@ class StageWalk(Walk):
             return self._call_before(position, func, args, kwargs)
         for tensor in tensors_of((args, kwargs), []):
             if tensor.is_meta:
+                args, kwargs = self.late.present((args, kwargs))
+                break
+        for tensor in tensors_of((args, kwargs), []):
+            if tensor.is_meta:
                 return self._absent_in_range(func, args, kwargs, tensor)
         result = self._real(position, func, args, kwargs)
         if self.stage.split.reads:
@@ -180,37 +191,26 @@ class StageWalk(Walk):
                 self.answers[position_text(position)] = shapes_of(result)
         return result
 
-    def _real(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _real(
+        self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], turn: Position | None = None
+    ) -> Any:
         if self.chance is not None and is_random(func, args, kwargs):
-            result = self.chance.call(position, func, args, kwargs)
+            result = self.chance.call(turn or self.frames[-1].turn, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
-        if position[:-2] in self.frames_out:
+        frame = self.frames[-1].position
+        if frame in self.stand_ins.frames:
             name, wanted = function_name(func), self.outgoing.get(position, {})
             for number, tensor in enumerate(tensors_of(result, [])):
-                self.latest[(position[:-2], name, number)] = (position, tensor)
+                self.stand_ins.keep(frame, (position, number, name, tensor))
                 crossing = wanted.get(number)
                 if crossing is not None and crossing.function == name:
                     self.made[crossing.key] = tensor
         return result
 
     def finish(self) -> None:
-        """Find what takes the place of values that were to be sent and were not made, or made anew.
-
-        A loop that goes round more or fewer times leaves its value at another place: then the last that the same
-        function made in the same frame is sent, with its place, and received where the receiver's program makes it.
-        """
-        for crossing in self.part.sends:
-            if crossing.differentiable and crossing.key in self.made and not _is_continuous(self.made[crossing.key]):
-                del self.made[crossing.key]  # the program went another way, and this is something else
-            other = self.latest.get((crossing.position[:-2], crossing.function, crossing.output))
-            if other is None or other[0] == crossing.position:
-                continue
-            if crossing.differentiable and not _is_continuous(other[1]):
-                continue
-            made = self.made.get(crossing.key)
-            if made is None or (crossing.last and other[1].requires_grad and other[1].shape == made.shape):
-                self.answers[_moved(crossing)], self.made[crossing.key] = other
+        """Find what takes the place of values that were to be sent and were not made, or made anew."""
+        self.stand_ins.settle(self.made, self.answers)
 
     def _absent_in_range(self, func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
         if not is_read(func, args, kwargs):
@@ -261,7 +261,7 @@ class StageWalk(Walk):
     ) -> Any:  # fmt: skip
         tensors = tensors_of((args, kwargs), [])
         incoming = self.incoming.get(position)
-        if incoming and next(iter(incoming.values())).function != function_name(func):
+        if incoming and self.functions[position] != function_name(func):
             incoming = None  # the program went another way; what was sent is found elsewhere
         if not incoming and not any(map(self.absence.hides, tensors)):
             return self._real(position, func, args, kwargs)
@@ -273,27 +273,39 @@ class StageWalk(Walk):
         else:
             result = self.absence.result(position, func, args, kwargs, tensors, self.module_path, around)
         if not incoming:
+            self.late.note(position, self.frames[-1].turn, func, args, kwargs, tensors, result)
             return result
         numbers = iter(range(1 << 30))
 
         def settle(tensor: torch.Tensor) -> torch.Tensor:
             number = next(numbers)
-            return self.receive(incoming[number], tensor) if number in incoming else tensor
+            if number not in incoming:
+                return tensor
+            return self.receive(incoming[number], tensor, (position, number, function_name(func)))
 
         return map_tensors(result, settle)
 
-    def receive(self, crossing: Crossing, shape: torch.Tensor) -> torch.Tensor:
-        """Give a tensor that crosses to this stage; what looks like it if its source did not make it on this batch."""
+    def receive(
+        self, crossing: Crossing, shape: torch.Tensor, place: tuple[Position, int, str] | None = None
+    ) -> torch.Tensor:
+        """Give a tensor that crosses to this stage; what looks like it if its source did not make it on this batch.
+
+        `place` says where in the open frame it is received: place, output and function.
+        """
         tensor = self.received.get(crossing.key)
         if tensor is None:
             return shape
         if crossing.written and tensor.requires_grad:
             with torch.enable_grad():
                 tensor = tensor.clone()  # in-place calls are not allowed on a leaf
+                self.late.received.add(id(tensor))
         self.taken[crossing.key] = tensor
         self.absence.hide(tensor)
         if crossing.output in self.outgoing.get(crossing.position, {}):
             self.made[crossing.key] = tensor
+        frame = crossing.position[:-2] if place is None else self.frames[-1].position
+        if frame in self.stand_ins.frames:  # a stage whose part does not run passes on what it received
+            self.stand_ins.keep(frame, (*(place or (*crossing.key, crossing.function)), tensor))
         return tensor
 
     def _answer(self, position: Position, func: Any) -> Any:
@@ -326,13 +338,12 @@ class StageWalk(Walk):
             return known.result
         return self.module_at(position, path, original, module, args, kwargs)
 
-
-def _is_continuous(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _moved(crossing: Crossing) -> str:
-    return f"moved {position_text(crossing.position)}/{crossing.output}"
+    def module_at(self, position: Position, path: str, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Carry out a module call, in the range with what can be had of its arguments."""
+        if self.late.left and not self._before(position) and not self._after(position):
+            with self.pause():
+                args, kwargs = self.late.present((args, kwargs))
+        return super().module_at(position, path, original, module, args, kwargs)
 
 
 def _ignore(tensor: torch.Tensor) -> None:
