@@ -133,11 +133,18 @@ def show(path: Path, trace: Path | None) -> int:
 
 @headway.command(short_help="Measure this machine.")
 @click.option("-n", "num_processes", type=click.IntRange(2), default=2, help="Processes between which to measure.")
-def doctor(num_processes: int) -> int:
+@click.option("--model", metavar="SIZE", help='Also what codecs would give for gradients of this size, as "500MB".')
+@click.option("--link", metavar="RATE", help='For --model: a link that is not here, as "1 Gbit/s".')
+def doctor(num_processes: int, model: str | None, link: str | None) -> int:
     """Measure this machine: versions, cores, memory, links between processes, and what would be used."""
     from headway.report.doctor import examine
+    from headway.units import parse_bytes, parse_rate
 
-    for line in examine(num_processes):
+    if link is not None and model is None:
+        raise HeadwayError("--link says over what the gradients of a model would go", remedy="add --model 500MB")
+    size = None if model is None else _quantity(parse_bytes, model, "--model")
+    rate = None if link is None else _quantity(parse_rate, link, "--link")
+    for line in examine(num_processes, size, rate):
         click.echo(line)
     return 0
 

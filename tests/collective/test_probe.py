@@ -35,5 +35,5 @@ def test_alone() -> None:
 
 def test_codecs_are_measured_and_agreed_on() -> None:
     answers = on_ranks(2, measure_codecs)
-    assert answers[0] == answers[1] and set(answers[0]) == {"fp16", "bf16", "int8"}
+    assert answers[0] == answers[1] and set(answers[0]) == {"fp16", "bf16", "int8", "int4"}
     assert all(1e-12 < seconds < 1e-7 for seconds in answers[0].values())

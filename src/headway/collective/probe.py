@@ -9,6 +9,7 @@ import torch
 
 from headway.collective.channel import Channel, signature_of
 from headway.collective.codec import CODECS, Codec
+from headway.collective.pieces import lost
 from headway.collective.world import Group, World
 
 TAG_BASE = 1023  # the last one: no edge of a model has it
@@ -71,11 +72,13 @@ def measure_codecs(world: World, *, seconds: float = 0.02) -> dict[str, float]:
 
 def _codec_seconds(world: World, codec: Codec, seconds: float) -> float:
     values = torch.randn(CODEC_VALUES, device=world.device)
-    scratch = torch.empty_like(values)
+    scratch, residual = torch.empty_like(values), torch.empty_like(values)
     message = torch.empty(codec.wire_bytes(CODEC_VALUES), dtype=torch.uint8, device=world.device)
 
     def there_and_back() -> None:
         codec.encode(values, message, scratch)
+        if codec.feedback:
+            lost(codec, values, message, residual, scratch)
         codec.accumulate(message, values, scratch)
         codec.decode(message, values, scratch)
 
