@@ -87,6 +87,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "run/apart.py: _backward_hooks": "a weight with hooks of the user's is not split; no public name lists them",
     "run/apart.py: _post_accumulate_grad_hooks": "hooks of the other kind",
     "run/hold.py: _parameters": "swaps a parameter where modules override __setattr__",
+    "run/structure.py: _modules": "looks at each module's children at each step; named_children takes ten times as long",
+    "run/structure.py: _parameters": "the same for parameters",
     "run/parallel.py: _buffers": "swaps a buffer where modules override __setattr__",
     "graph/flops.py: _scaled_dot_product_flash_attention_for_cpu": "on meta the public call takes another kernel",
 }

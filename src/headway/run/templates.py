@@ -98,7 +98,8 @@ def template(
             if not leaf.is_meta:
                 return None
             makers.append(lambda items, receive, absent=leaf: absent)  # type: ignore[misc]
-        elif leaf is None or isinstance(leaf, CONSTANTS):
+        elif leaf is None or (isinstance(leaf, CONSTANTS) and not isinstance(leaf, float)):
+            # what has no fraction follows from shapes; one like a weight of a loss may be set anew at any time
             makers.append(lambda items, receive, constant=leaf: constant)  # type: ignore[misc]
         else:
             return None
