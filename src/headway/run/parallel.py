@@ -29,6 +29,7 @@ from headway.run.outputs import gather_outputs, program_for
 from headway.run.randomness import Chance, same_generators, seeded
 from headway.run.sharing import Sharing
 from headway.run.stage import Stage
+from headway.run.structure import Structure
 from headway.schedule.catalogue import CATALOGUE
 from headway.schedule.timeline import Timeline
 
@@ -99,6 +100,7 @@ class ParallelModel(nn.Module):
         self._kept = keep(world, plan, model, self._held, ties, self._data_group, self._pipeline_group, placement)
         self._held = self._kept.parameters
         self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
+        self._structure = Structure.of(model, self._held, sliced=plan.shard == "parameters" and plan.data > 1)
         self.seed = int(world.broadcast_object(torch.initial_seed()))
         self.steps_done = 0
         self._exchange = Exchange.join(world)
@@ -271,6 +273,7 @@ class ParallelModel(nn.Module):
     def _begin(
         self, part: Any, share: Share, *, scale: float, chances: Sequence[Chance | None] | None, program: Any = None
     ) -> Step:
+        self._renew()
         sizes = self._orders.sizes(share, share.samples)
         moved = part if self.world.device.type == "cpu" else to_device(part, self.world.device)
         pieces = [cut(moved, start, stop) for start, stop in offsets(sizes)]
@@ -280,6 +283,17 @@ class ParallelModel(nn.Module):
             chances=none if chances is None else chances, scale=scale, program=program,
             apart=self._apart if torch.is_grad_enabled() else None,
         )  # fmt: skip
+
+    def _renew(self) -> None:
+        """Prepare the stages again when modules without parameters have changed; refuse what the plan is not for."""
+        structure = self._structure.now()
+        if structure is not self._structure:
+            self._structure = structure
+            self._stages = {
+                index: Stage.of(self.split, index, self.module, stage.loss, self.world.device)
+                for index, stage in self._stages.items()
+            }
+            self._narrator.progress.say("model    modules have changed; parameters are the same, so the plan stays")
 
     def _run(self, step: Step, *, train: bool) -> None:
         if step.sizes:
