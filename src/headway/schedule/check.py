@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from headway.errors import PlanError
-from headway.schedule.action import COMPUTES, MESSAGES, Action, Kind, Schedule, walk
+from headway.schedule.action import COMPUTES, MESSAGES, Action, Kind, Schedule
+from headway.schedule.numbered import in_any_order, numbered
 
 _MIRROR = MappingProxyType({Kind.RECV: Kind.SEND, Kind.RECV_GRAD: Kind.SEND_GRAD})
 
@@ -36,7 +37,7 @@ def check(schedule: Schedule) -> None:
                 place=f"rank {schedule.placement[action.stage]}, which holds stage {action.stage}",
             )
     _check_message_order(schedule)
-    for _ in walk(schedule):
+    for _ in in_any_order(numbered(schedule)):
         pass
 
 

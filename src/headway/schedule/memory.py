@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from headway.schedule.action import COMPUTES, Action, Kind, Schedule
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.schedule.action import COMPUTES, Kind
 from headway.schedule.costs import Costs
-from headway.schedule.timeline import Span, Steps
+from headway.schedule.numbered import Numbered
+from headway.schedule.timeline import Steps
 
-Life = tuple[int, float, float, int]
-"""(rank, from second, to second, bytes)"""
-Flights = Mapping[Action, tuple[float, float]]
-"""When each message leaves and has arrived, by its SEND or SEND_GRAD; where there is none, by what made it."""
+Floats = NDArray[np.float64]
 
 
-def replay(schedule: Schedule, costs: Costs, spans: Iterable[Span], flights: Flights) -> tuple[Steps, ...]:
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each action of a numbered schedule; of those that send, when the message leaves and has arrived."""
+
+    started: list[float]
+    ended: list[float]
+    left: list[float]
+    arrived: list[float]
+
+
+Lives = tuple[int, Floats, Floats, int]
+"""(rank, from seconds, to seconds, bytes) of the micro-batches"""
+
+
+def replay(work: Numbered, costs: Costs, times: Times) -> tuple[Steps, ...]:
     """Give for each rank its bytes over time, from what lives when:
 
         static        always
@@ -28,59 +43,97 @@ def replay(schedule: Schedule, costs: Costs, spans: Iterable[Span], flights: Fli
 
     What passes between two stages of one rank lives from the end of its maker until its user frees it.
     """
-    times = {span.action: span for span in spans if span.action.kind in COMPUTES}
-    ledger: list[dict[float, int]] = [{} for _ in schedule.ranks]
-    for lives in (_own(schedule, costs, times), _passed(schedule, costs, times, flights)):
-        for rank, start, end, size in lives:
-            # All that happens at one time is one step.
-            changes = ledger[rank]
-            changes[start] = changes.get(start, 0) + size
-            changes[end] = changes.get(end, 0) - size
-    static = [sum(costs.static_bytes[stage] for stage in schedule.stages(rank)) if costs.static_bytes else 0
-              for rank in range(schedule.num_ranks)]  # fmt: skip
-    return tuple(_steps(begin, changes) for begin, changes in zip(static, ledger, strict=True))
+    schedule = work.schedule
+    table = _Table(work, times)
+    moments: list[list[Floats]] = [[] for _ in schedule.ranks]
+    changes: list[list[tuple[int, int]]] = [[] for _ in schedule.ranks]
+    for rank, starts, ends, size in (*_own(table, costs), *_passed(table, costs)):
+        moments[rank] += [starts, ends]
+        changes[rank] += [(size, len(starts)), (-size, len(ends))]
+    found = []
+    for rank in range(schedule.num_ranks):
+        begin = sum(costs.static_bytes[stage] for stage in schedule.stages(rank)) if costs.static_bytes else 0
+        found.append(_steps(begin, moments[rank], changes[rank]))
+    return tuple(found)
 
 
-def _own(schedule: Schedule, costs: Costs, times: Mapping[Action, Span]) -> Iterator[Life]:
+class _Table:
+    """Times by kind and stage, one row of micro-batches each; NaN where an action is not done."""
+
+    def __init__(self, work: Numbered, times: Times) -> None:
+        self.work, self.schedule = work, work.schedule
+        there = np.zeros(len(work.causes), dtype=bool)
+        for row in work.rows:
+            there[row] = True
+        shape = len(work.jobs), work.num_micro
+        self.rows = {
+            name: np.where(there, np.array(seconds), np.nan).reshape(shape)
+            for name, seconds in (("start", times.started), ("end", times.ended))
+        } | {"leave": np.array(times.left).reshape(shape), "arrive": np.array(times.arrived).reshape(shape)}
+        self.index = {job: number for number, job in enumerate(work.jobs)}
+
+    def row(self, name: str, *job: tuple[Kind, int, int | None]) -> Floats:
+        """Give the times of the first of some jobs that is done, micro-batch by micro-batch."""
+        found = np.full(self.work.num_micro, np.nan)
+        for one in job:
+            if one in self.index:
+                done = ~np.isnan(self.rows["end"][self.index[one]]) & np.isnan(found)
+                found[done] = self.rows[name][self.index[one]][done]
+        return found
+
+
+def _own(table: _Table, costs: Costs) -> Iterator[Lives]:
     """Yield what a stage holds for itself: activations and temporaries."""
-    temporary, held, split = costs.temporary_bytes, costs.activation_bytes, schedule.split
-    for (kind, stage, micro, _), (rank, _, start, end) in zip(times, times.values(), strict=True):
-        if temporary:
-            yield rank, start, end, temporary[stage]
-        if held and kind is Kind.F:
-            last = Kind.F if not schedule.trains else Kind.W if (stage, micro) in split else Kind.B
-            yield rank, start, times[Action(last, stage, micro)].end, held[stage]
+    for kind, stage, peer in table.work.jobs:
+        if kind not in COMPUTES:
+            continue
+        rank, start = table.schedule.placement[stage], table.row("start", (kind, stage, peer))
+        if costs.temporary_bytes:
+            end = table.row("end", (kind, stage, peer))
+            done = ~np.isnan(start)
+            yield rank, start[done], end[done], costs.temporary_bytes[stage]
+        if costs.activation_bytes and kind is Kind.F:
+            lasts = (Kind.W, Kind.B) if table.schedule.trains else (Kind.F,)
+            yield rank, start, table.row("end", *((last, stage, None) for last in lasts)), costs.activation_bytes[stage]
 
 
-def _passed(schedule: Schedule, costs: Costs, times: Mapping[Action, Span], flights: Flights) -> Iterator[Life]:
+def _passed(table: _Table, costs: Costs) -> Iterator[Lives]:
     """Yield what passes between stages, forward and backward."""
     if not costs.boundary_bytes:
         return
-    lowered, trains, micros = schedule.edges is not None, schedule.trains, range(schedule.num_micro)
+    schedule = table.schedule
     for source, targets in schedule.targets.items():
         for target in targets:
-            there, back = costs.boundary(source, target), costs.boundary(target, source)
-            for micro in micros:
-                made, used = times[Action(Kind.F, source, micro)], times[Action(Kind.F, target, micro)]
-                key = Action(Kind.SEND, source, micro, target) if lowered else made.action
-                yield from _crossing(made, used, used.start, flights.get(key), there)
-                if trains:
-                    made, used = times[schedule.backward(target, micro)], times[schedule.backward(source, micro)]
-                    key = Action(Kind.SEND_GRAD, target, micro, source) if lowered else made.action
-                    yield from _crossing(made, used, used.end, flights.get(key), back)
+            used = table.row("start", (Kind.F, target, None))
+            yield from _crossing(table, costs, source, target, (Kind.F,), Kind.SEND, used)
+            if schedule.trains:
+                kinds = Kind.I, Kind.B
+                freed = table.row("end", *((kind, source, None) for kind in kinds))
+                yield from _crossing(table, costs, target, source, kinds, Kind.SEND_GRAD, freed)
 
 
-def _crossing(made: Span, used: Span, freed: float, flight: tuple[float, float] | None, size: int) -> tuple[Life, ...]:
-    if flight is None:
-        return ((used.rank, made.end, freed, size),)
-    return (made.rank, made.end, flight[1], size), (used.rank, flight[0], freed, size)
+def _crossing(
+    table: _Table, costs: Costs, maker: int, user: int, kinds: tuple[Kind, ...], sent: Kind, freed: Floats
+) -> Iterator[Lives]:
+    schedule, size = table.schedule, costs.boundary(maker, user)
+    makers = [(kind, maker, None) for kind in kinds]
+    made = table.row("end", *makers)
+    if schedule.local(maker, user):
+        yield schedule.placement[user], made, freed, size
+        return
+    senders = makers if schedule.edges is None else [(sent, maker, user)]
+    yield schedule.placement[maker], made, table.row("arrive", *senders), size
+    yield schedule.placement[user], table.row("leave", *senders), freed, size
 
 
-def _steps(begin: int, changes: dict[float, int]) -> Steps:
-    """Sum up what is taken and freed."""
-    moments = sorted(changes)
-    if not moments or moments[0] > 0:
-        moments.insert(0, 0.0)
-    totals = accumulate((changes.get(moment, 0) for moment in moments), initial=begin)
-    next(totals)
-    return tuple(zip(moments, totals, strict=True))
+def _steps(begin: int, moments: list[Floats], changes: list[tuple[int, int]]) -> Steps:
+    """Sum up what is taken and freed; all that happens at one time is one step."""
+    if not moments:
+        return ((0.0, begin),)
+    sizes = np.repeat(*(np.array(column) for column in zip(*changes, strict=True)))
+    times, which = np.unique(np.concatenate(moments), return_inverse=True)
+    totals = np.zeros(len(times), dtype=np.int64)
+    np.add.at(totals, which, sizes)
+    totals = begin + np.cumsum(totals)
+    steps = tuple(zip(times.tolist(), totals.tolist(), strict=True))
+    return steps if times[0] == 0 else ((0.0, begin), *steps)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from headway.schedule.action import COMPUTES, Action, Kind, Schedule, chain, walk, walk_in_time
+from dataclasses import dataclass
+
+from headway.schedule.action import COMPUTES, Kind, Schedule, chain
 from headway.schedule.costs import Costs
 from headway.schedule.lower import lower
-from headway.schedule.memory import replay
+from headway.schedule.memory import Times, replay
+from headway.schedule.numbered import Job, Numbered, in_any_order, in_time, numbered
 from headway.schedule.timeline import Span, Timeline, recorded
 
 __all__ = ["Costs", "Span", "Timeline", "recorded", "simulate"]
@@ -28,69 +31,90 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     if costs.links and schedule.edges is None:
         lowered = simulate(lower(schedule, chain(schedule.num_stages), reduce=False), costs)
         return Timeline(lowered.num_ranks, tuple(s for s in lowered.spans if s.action.kind in COMPUTES), lowered.memory)
-    table = {kind: costs.seconds(kind) for kind in (*COMPUTES, Kind.REDUCE)}
-    ways = _ways(schedule, costs)
-    gap, overlap, lowered_already = costs.gap, costs.overlap, schedule.edges is not None
-    free = [0.0] * schedule.num_ranks
-    link: dict[object, float] = {}
-    known: dict[Action, tuple[int, float, float]] = {}
-    flights: dict[Action, tuple[float, float]] = {}
-    spans: list[Span] = []
-    new = tuple.__new__
+    work = numbered(schedule)
+    times = _timed(work, _prices(work, costs), costs)
+    new, show = tuple.__new__, schedule.edges is not None
+    spans = []
+    for rank, (actions, row) in enumerate(zip(schedule.ranks, work.rows, strict=True)):
+        for action, number in zip(actions, row, strict=True):
+            # A message's span is its way over the link.
+            sent = show and action.kind in (Kind.SEND, Kind.SEND_GRAD)
+            first, last = (times.left, times.arrived) if sent else (times.started, times.ended)
+            spans.append(new(Span, (rank, action, first[number], last[number])))
+    return Timeline(schedule.num_ranks, tuple(spans), replay(work, costs, times))
 
-    def moment(rank: int, needed: tuple[Action, ...]) -> float:
+
+@dataclass(frozen=True)
+class _Prices:
+    """What the actions of each job cost: seconds before and during them (None for messages), and what they send."""
+
+    gap: float
+    seconds: list[float | None]
+    ways: list[tuple[object, float] | None]
+    """the link to another rank, and the seconds over it"""
+
+
+def _prices(work: Numbered, costs: Costs) -> _Prices:
+    schedule = work.schedule
+    table = {kind: costs.seconds(kind) for kind in (*COMPUTES, Kind.REDUCE)}
+    seconds = [table[kind][stage] if kind in table and table[kind] else None for kind, stage, _ in work.jobs]
+    ways: list[tuple[object, float] | None] = []
+    for job in work.jobs:
+        receiver = _receiver(job, schedule)
+        pair = schedule.placement[job[1]], schedule.placement[job[1] if receiver is None else receiver]
+        far = receiver is not None and pair[0] != pair[1]
+        ways.append(
+            (costs.links.get(pair, pair), costs.transfer(job[1], receiver)) if far and receiver is not None else None
+        )
+    return _Prices(costs.gap, seconds, ways)
+
+
+def _receiver(job: Job, schedule: Schedule) -> int | None:
+    """Give the stage to which an action itself sends: before lowering computations hand on along the chain."""
+    kind, stage, peer = job
+    if schedule.edges is not None:
+        return peer if kind in (Kind.SEND, Kind.SEND_GRAD) else None
+    if kind is Kind.F:
+        return stage + 1 if stage + 1 < schedule.num_stages else None
+    return stage - 1 if kind in (Kind.B, Kind.I) and stage > 0 else None
+
+
+def _timed(work: Numbered, prices: _Prices, costs: Costs) -> Times:
+    """Give the times of all actions."""
+    micros, causes, placement = work.num_micro, work.causes, work.schedule.placement
+    size = len(causes)
+    started, ended, left, arrived = ([0.0] * size for _ in range(4))
+    owner = [placement[stage] for _, stage, _ in work.jobs]
+    free = [0.0] * len(work.rows)
+    link: dict[object, float] = {}
+
+    def moment(rank: int, action: int) -> float:
         """Give when a rank can start something: what it needs is here, and it is free."""
         now = free[rank]
-        for need in needed:
-            owner, ended, arrived = known[need]
-            here = ended if owner == rank else arrived
+        for offset in causes[action]:
+            cause = action + offset
+            here = ended[cause] if owner[cause // micros] == rank else arrived[cause]
             if here > now:
                 now = here
         return now
 
-    for rank, action, needed in walk_in_time(schedule, moment) if costs.links else walk(schedule):
-        kind, stage, _, peer = action
-        start, now = free[rank], moment(rank, needed)
-        seconds = table.get(kind)
-        if seconds is not None:
-            start = now + gap
-            now = start + seconds[stage]
-        free[rank] = now
-        way = ways.get((kind, stage, peer))
-        if way is None:
-            known[action] = rank, now, now
+    for rank, action in in_time(work, moment) if costs.links else in_any_order(work):
+        job = action // micros
+        seconds, way = prices.seconds[job], prices.ways[job]
+        now = moment(rank, action)
+        if seconds is None:
+            started[action] = free[rank]
         else:
+            started[action] = now = now + prices.gap
+            now += seconds
+        ended[action] = free[rank] = arrived[action] = now
+        if way is not None:
             through, length = way
-            leaves = max(now, link.get(through, 0.0))
-            arrives = link[through] = leaves + length
-            known[action] = rank, now, arrives
-            flights[action] = leaves, arrives
-            if not overlap:
-                free[rank] = arrives
-            if lowered_already:
-                start, now = leaves, arrives
-        spans.append(new(Span, (rank, action, start, now)))
-    return Timeline(schedule.num_ranks, tuple(spans), replay(schedule, costs, spans, flights))
-
-
-def _ways(schedule: Schedule, costs: Costs) -> dict[tuple[Kind, int, int | None], tuple[object, float]]:
-    """Give the link, and the seconds over it, of each (kind, stage, peer) that sends to another rank.
-
-    Once lowered those are SEND and SEND_GRAD; before, the computations, which hand on along the chain.
-    """
-    found: dict[tuple[Kind, int, int | None], tuple[object, float]] = {}
-    for source, targets in schedule.targets.items():
-        for target in targets:
-            for maker, user, sent, makers in (
-                (source, target, Kind.SEND, (Kind.F,)),
-                (target, source, Kind.SEND_GRAD, (Kind.B, Kind.I)),
-            ):
-                pair = schedule.placement[maker], schedule.placement[user]
-                if pair[0] == pair[1]:
-                    continue
-                way = costs.links.get(pair, pair), costs.transfer(maker, user)
-                if schedule.edges is not None:
-                    found[sent, maker, user] = way
-                else:
-                    found |= {(kind, maker, None): way for kind in makers}
-    return found
+            leaves = link.get(through, 0.0)
+            if now > leaves:
+                leaves = now
+            left[action], arrived[action] = leaves, leaves + length
+            link[through] = leaves + length
+            if not costs.overlap:
+                free[rank] = leaves + length
+    return Times(started, ended, left, arrived)

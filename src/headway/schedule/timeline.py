@@ -14,6 +14,7 @@ class Span(NamedTuple):
     """One action of one rank, from `start` to `end` (seconds).
 
     The span of a SEND is its way over the link, beside the rank's other work; that of a RECV is the rank's wait.
+    A named tuple: a step may have a million of them.
     """
 
     rank: int
