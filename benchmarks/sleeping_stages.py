@@ -1,52 +1,73 @@
-"""Times schedules over stages that sleep instead of computing: step time over the makespan of the schedule's own order.
+"""Times schedules over stages that sleep instead of computing: step time over what the simulator says of the schedule.
 
-    python benchmarks/sleeping_stages.py [--rounds 12] [--micros 8] [--boundary-kib 64]
+    python benchmarks/sleeping_stages.py [--rounds 5] [--boundary-kib 64] [--ranks 2 4]
 
-A forward sleeps 10 ms, a backward 20 ms, so all above the makespan is the runtime's own: messages, Python, waiting.
-torch's Schedule1F1B and ScheduleGPipe take turns with ours on the same stages, two gloo ranks.
+A forward sleeps 10 ms, input and weight gradients 10 ms each, so all above the makespan is the runtime's own: messages,
+Python, waiting. torch's schedules take turns with ours on the same stages, where torch has the same schedule. 2 ranks
+do 8 micro-batches, 4 ranks 16. "predicted" adds to the makespan the seconds of messages over the link as measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from typing import Any
 
-from rounds import alternate, load, on_ranks
+from rounds import Step, alternate, load, on_ranks
 
-FORWARD, BACKWARD = 0.010, 0.020
+UNIT = 0.010
+CHUNKED = ("interleaved", "breadth_first", "zero_bubble_v", "dual_pipe_v")
+TORCH = {
+    "gpipe": "ScheduleGPipe", "one_f_one_b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
+    "zero_bubble_v": "ScheduleZBVZeroBubble", "dual_pipe_v": "ScheduleDualPipeV",
+}  # fmt: skip
+SCHEDULES = ("gpipe", "one_f_one_b", "backward_first", "zero_bubble", "zero_bubble_h2", *CHUNKED)
 
 
-def sleeper(boundary_kib: int) -> tuple[Any, Any]:
-    """Make a model of two blocks that sleep, and its loss; a sample is one boundary."""
+def sleeper(num_stages: int, *, weights_apart: bool, weights_sleep: bool) -> tuple[Any, Any]:
+    """Make a model of blocks that sleep, and its loss; a sample is one boundary, [rows, 128] float32.
+
+    `weights_apart`: something else sleeps for the weight's gradient. `weights_sleep`: autograd does, on its way.
+    """
     import torch
+    import torch.nn.functional as F
     from torch import nn
 
     class Sleep(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any) -> Any:
-            time.sleep(FORWARD)
-            ctx.save_for_backward(weight)
-            return x * weight
+        def forward(ctx: Any, x: Any) -> Any:
+            time.sleep(UNIT)
+            return x.clone()
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            time.sleep(BACKWARD)
-            return grad * ctx.saved_tensors[0], grad.sum(0)
+            time.sleep(UNIT if weights_apart or weights_sleep else 2 * UNIT)
+            return grad
+
+    class Weight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Any) -> Any:
+            return w.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            time.sleep(UNIT)
+            return grad
 
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(boundary_kib * 256))
+            self.weight = nn.Parameter(torch.eye(128))
 
         def forward(self, x: Any) -> Any:
-            return Sleep.apply(x, self.weight)
+            return Sleep.apply(F.linear(x, Weight.apply(self.weight) if weights_sleep else self.weight))
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList([Block(), Block()])
+            self.blocks = nn.ModuleList(Block() for _ in range(num_stages))
 
         def forward(self, x: Any) -> Any:
             for block in self.blocks:
@@ -59,56 +80,102 @@ def sleeper(boundary_kib: int) -> tuple[Any, Any]:
     return Model(), loss
 
 
-def compare(world: Any, options: argparse.Namespace) -> None:
-    """Time each schedule, ours and torch's in turn."""
-    import torch
-    from torch.distributed import pipelining
-
+def ours(world: Any, name: str, batch: Any) -> tuple[Step, float, float]:
+    """Give our step, the makespan of its order, and the seconds that the simulator predicts with messages."""
     import headway
+    from headway.collective.probe import measure_link
+    from headway.run import apart
     from headway.run.parallel import ParallelModel
-    from headway.schedule.catalogue import build
     from headway.schedule.costs import Costs
     from headway.schedule.simulate import simulate
 
-    for name, torch_name in (("one_f_one_b", "Schedule1F1B"), ("gpipe", "ScheduleGPipe")):
+    chunks = 2 if name in CHUNKED else 1
+    stages, micros = world.size * chunks, len(batch)
+    splits = "zero" in name or "dual" in name
+    model, loss = sleeper(stages, weights_apart=splits, weights_sleep=False)
+    fixed = {
+        "pipeline": world.size, "chunks": chunks, "num_micro_batches": micros, "schedule": name,
+        "cuts": tuple(f"blocks.{stage}" for stage in range(1, stages)),
+    }  # fmt: skip
+    cluster = f"{world.size}xcpu:8GiB"
+    plan = headway.plan(model, loss, batch, cluster=cluster, fixed=fixed, verify=False)  # type: ignore[arg-type]
+    parallel = ParallelModel(model, loss, plan, world)
+    if splits and apart.LINEAR.of_weight.__name__ != "slow":
+        plain = apart.LINEAR.of_weight
+
+        def slow(*args: Any) -> Any:
+            time.sleep(UNIT)
+            return plain(*args)
+
+        apart.LINEAR = dataclasses.replace(apart.LINEAR, of_weight=slow)  # type: ignore[misc]
+    link = measure_link(world, (0, 1))
+    size = batch[0].numel() * 4
+    seconds = link[0] + size / link[1]
+    costs = Costs(
+        forward=(UNIT,) * stages, backward=(2 * UNIT,) * stages,
+        message={edge: seconds for s, t in plan.lowered.edges or () for edge in ((s, t), (t, s))},
+    )  # fmt: skip
+    ideal = simulate(plan.order_for(micros), dataclasses.replace(costs, message={})).makespan
+    return lambda: parallel.forward_backward(batch), ideal, simulate(plan.lowered, costs).makespan
+
+
+def theirs(world: Any, name: str, batch: Any) -> Step:
+    """Give torch's step on the same stages."""
+    import torch
+    from torch.distributed import pipelining
+
+    chunks, rank, micros = (2 if name in CHUNKED else 1), world.rank, len(batch)
+    count = world.size * chunks
+    model, _ = sleeper(count, weights_apart=False, weights_sleep=True)
+    vee = name in ("zero_bubble_v", "dual_pipe_v")
+    mine = (rank, count - 1 - rank) if vee else tuple(range(rank, count, world.size))
+    device = torch.device("cpu")
+    stages = [pipelining.PipelineStage(model.blocks[index], index, count, device) for index in mine]
+    kind = getattr(pipelining.schedules, TORCH[name])
+    given: Any = stages if name in CHUNKED else stages[0]
+    schedule = kind(given, micros, loss_fn=lambda y, _: y.mean())
+    inputs, targets = ((batch,) if 0 in mine else ()), ({"target": batch} if count - 1 in mine else {})
+    return lambda: schedule.step(*inputs, **targets)
+
+
+def compare(world: Any, options: argparse.Namespace) -> None:
+    """Time each schedule, ours and torch's in turn."""
+    import torch
+
+    errors = []
+    for name in SCHEDULES:
         torch.manual_seed(0)
-        model, loss = sleeper(options.boundary_kib)
-        theirs_model, _ = sleeper(options.boundary_kib)
-        batch = torch.randn(options.micros, options.boundary_kib * 256)
-        fixed = {"pipeline": 2, "num_micro_batches": options.micros, "schedule": name, "cuts": ("blocks.1",)}
-        plan = headway.plan(model, loss, batch, cluster="2xcpu:8GiB", fixed=fixed)
-        parallel = ParallelModel(model, loss, plan, world)
-        stage = pipelining.PipelineStage(theirs_model.blocks[world.rank], world.rank, 2, torch.device("cpu"))
-        schedule = getattr(pipelining, torch_name)(stage, options.micros, loss_fn=lambda y, _: y.mean())
-        costs = Costs(forward=(FORWARD,) * 2, backward=(BACKWARD,) * 2)
-        ideal = simulate(build(name, 2, options.micros), costs).makespan
-
-        def theirs(schedule: Any = schedule, batch: Any = batch) -> None:
-            schedule.step(batch) if world.rank == 0 else schedule.step(target=batch)
-
-        def ours(parallel: Any = parallel, batch: Any = batch) -> None:
-            parallel.forward_backward(batch)
-
-        ratio = alternate(world, ours, theirs, rounds=options.rounds)
+        batch = torch.randn(8 if world.size == 2 else 16, options.boundary_kib * 2, 128)
+        step, ideal, predicted = ours(world, name, batch)
+        other = theirs(world, name, batch) if name in TORCH and not options.alone else step
+        ratio = alternate(world, step, other, rounds=options.rounds)
+        happened = statistics.median(ratio.ours.wall)
+        errors.append(abs(predicted / happened - 1))
         if world.rank == 0:
-            for who, times in (("Headway", ratio.ours.wall), (torch_name, ratio.theirs.wall)):
-                low, middle, high = (q / ideal for q in statistics.quantiles(times, n=4))
-                print(
-                    f"  {name:<12} {who:<14} {statistics.median(times) * 1e3:6.1f} ms, makespan {ideal * 1e3:.0f} ms: "
-                    f"{middle:.3f} of it (quartiles {low:.3f} to {high:.3f}, fastest {min(times) / ideal:.3f})",
-                    flush=True,
-                )
+            torch_text = ""
+            if other is not step:
+                torch_text = f"; torch {statistics.median(ratio.theirs.wall) / ideal:.3f}"
+            print(
+                f"  {name:<15} makespan {ideal * 1e3:5.0f} ms, predicted {predicted * 1e3:6.1f}, happened "
+                f"{happened * 1e3:6.1f}: {happened / ideal:.3f} of the makespan (fastest "
+                f"{min(ratio.ours.wall) / ideal:.3f}), {predicted / happened - 1:+.1%} predicted{torch_text}",
+                flush=True,
+            )
+    if world.rank == 0:
+        print(f"  mean error of what was predicted: {statistics.mean(errors):.1%}", flush=True)
 
 
 def main() -> None:
     """Read the command line and start the ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--micros", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--boundary-kib", type=int, default=64)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--alone", action="store_true", help="without torch's schedules")
     options = parser.parse_args()
-    print(f"2 stages that sleep, {options.micros} micro-batches, {options.boundary_kib} KiB boundaries; {load()}")
-    on_ranks(2, compare, options)
+    for ranks in options.ranks:
+        print(f"{ranks} ranks, stages that sleep, {options.boundary_kib} KiB boundaries; {load()}", flush=True)
+        on_ranks(ranks, compare, options)
 
 
 if __name__ == "__main__":
