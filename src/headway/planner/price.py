@@ -224,7 +224,8 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     ]
     near = neighbours(wire, reductions)
     if near > 1:
-        why = f"{why or 'gradients'}; summed by the {near} ranks of each host first, then across hosts"
+        first = f"summed by the {near} ranks of each host first, then across hosts"
+        why = f"{why}; {first}" if why else f"gradients are {first}"
     return replace(
         priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why, neighbours=near,
         bucket_bytes=max(reduction.bucket_bytes(wire) for reduction in reductions),
