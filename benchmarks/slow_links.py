@@ -1,6 +1,6 @@
 """Compares what crosses a slow link between hosts: codecs with gloo's all-reduce, a GPT's steps with torch's DDP.
 
-    python benchmarks/slow_links.py [--rates 1gbit 200mbit] [--hosts 2] [--rounds 5] [--megabytes 100]
+    python benchmarks/slow_links.py [--rates 1gbit 200mbit] [--hosts 2] [--per-host 1] [--rounds 5] [--megabytes 100]
 
 The hosts are network namespaces of this machine with shaped links, so it needs root and iproute2. In each round every
 contender has its turn; printed are medians over rounds, and medians of each round's ratio.
@@ -31,6 +31,7 @@ FRAME = 1514 / 1448  # bytes of an Ethernet frame that carry 1448 bytes of a TCP
 class Setting:
     """What to compare."""
 
+    per_host: int
     rounds: int
     steps: int
     megabytes: int
@@ -46,6 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rates", nargs="+", default=["1gbit", "200mbit"])
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--per-host", type=int, default=1, help="ranks on each host")
+    parser.add_argument("--only", choices=("reduce", "train"), help="half of it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps of each contender in a round")
     parser.add_argument("--megabytes", type=int, default=100, help="size of the all-reduce, at the first rate")
@@ -53,7 +56,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=288)
     parser.add_argument("--batch", type=int, default=8, help="global batch, windows of 128 bytes")
     given = vars(parser.parse_args())
-    rates, count = given.pop("rates"), given.pop("hosts")
+    rates, count, only = given.pop("rates"), given.pop("hosts"), given.pop("only")
     why = missing()
     if why is not None:
         print(f"not run: {why}")
@@ -63,7 +66,9 @@ def main() -> None:
         for number, rate in enumerate(rates):
             hosts.shape(rate)
             for what in ("reduce", "train") if number == 0 else ("train",):
-                outputs = hosts.run_ranks(Path(__file__), what, rate, setting, timeout=900)
+                if only not in (None, what):
+                    continue
+                outputs = hosts.run_ranks(Path(__file__), what, rate, setting, timeout=900, per_host=given["per_host"])
                 lines = outputs[0].splitlines()
                 print("\n".join(line.removeprefix("> ") for line in lines if line.startswith("> ")), flush=True)
 
@@ -89,31 +94,39 @@ def reduce(world: Any, rate: str, setting: Setting) -> None:
     import torch
 
     from headway.collective.codec import CODECS
+    from headway.collective.sums import make_sums
     from headway.collective.two_shot import TwoShot
 
     values = torch.randn(setting.megabytes * 250_000) * 1e-3
-    work = torch.empty_like(values)
-    engines = {name: TwoShot(world, world.everyone, codec) for name, codec in CODECS.items()}
+    work, lost = torch.empty_like(values), torch.zeros_like(values)
+    engines: dict[str, Any] = {f"two-shot, {name}": TwoShot(world, world.everyone, c) for name, c in CODECS.items()}
+    if setting.per_host > 1:
+        for name in CODECS:
+            engines[f"by host, {name}"] = make_sums(world, world.everyone, name, setting.per_host)
     contenders: dict[str, Callable[[], object]] = {"gloo, float32": lambda: world.all_reduce(work)}
     for name, engine in engines.items():
-        contenders[f"two-shot, {name}"] = lambda engine=engine: engine.start(work).wait()  # type: ignore[misc]
+        kept = lost if engine.feedback else None
+        contenders[name] = lambda engine=engine, kept=kept: engine.start(work, residual=kept).wait()  # type: ignore[misc]
 
     def turn(call: Callable[[], object]) -> float:
         work.copy_(values)
         return timed(world, call)
 
     seconds = in_rounds(world, contenders, turn, setting.rounds)
-    # Each host sends and receives 2 (n - 1) / n of the bytes.
-    limit = 2 * (world.size - 1) / world.size * values.numel() * 4 * 8 / speed(rate)
-    say(world, f"all-reduce of {setting.megabytes} MB, {world.size} hosts, {rate}, {setting.rounds} rounds")
+    hosts = world.size // setting.per_host
+    # Each host has to send and receive 2 (n - 1) / n of the bytes.
+    limit = 2 * (hosts - 1) / hosts * values.numel() * 4 * 8 / speed(rate)
+    say(world, f"all-reduce of {setting.megabytes} MB, {told(setting, hosts)}, {rate}, {setting.rounds} rounds")
     say(world, f"  float32 at the link's rate: {limit:.3f} s, {limit * FRAME:.3f} s with the headers of its frames")
     table(world, seconds, "gloo, float32", 1.0, "s")
 
 
 def train(world: Any, rate: str, setting: Setting) -> None:
-    """Compare steps of the example GPT, a copy a host: DDP, DDP with torch's hook, and plans with codecs."""
+    """Compare steps of the example GPT, a copy a rank: DDP, DDP with torch's hook, FSDP2, and plans with codecs."""
     import torch
+    from torch.distributed import init_device_mesh
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     import headway
@@ -142,6 +155,21 @@ def train(world: Any, rate: str, setting: Setting) -> None:
 
         contenders[name] = step
 
+    def by_fsdp() -> None:
+        model = example.build_model(options)
+        mesh = init_device_mesh("cpu", (world.size,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            example.loss(model, mine).backward()
+            optimizer.step()
+
+        contenders["FSDP2"] = step
+
     def by_plan(asked: str) -> str:
         model = example.build_model(options)
         fixed = {"data": world.size, "num_micro_batches": 1, "codec": asked}
@@ -154,13 +182,16 @@ def train(world: Any, rate: str, setting: Setting) -> None:
             parallel.forward_backward(parallel.share(batch))
             optimizer.step()
 
-        contenders[f"headway, {asked}{f': {plan.codec}' if asked != plan.codec else ''}"] = step
+        took = f": {plan.codec}" if asked != plan.codec else ""
+        near = f", {plan.neighbours} near" if plan.neighbours > 1 else ""
+        contenders[f"headway, {asked}{took}{near}"] = step
         return next((reason for reason in plan.reasons if "gradients" in reason and "cross" in reason), "")
 
     by_ddp("no reduction", None)
     by_ddp("DDP", None)
     by_ddp("DDP, fp16_compress_hook", fp16_compress_hook)
-    reasons = [by_plan(asked) for asked in ("fp32", "auto", "auto8")]
+    by_fsdp()
+    reasons = [by_plan(asked) for asked in ("fp32", "auto", "auto8", "int4", "powersgd")]
 
     def turn(step: Callable[[], object]) -> float:
         return timed(world, lambda: [step() for _ in range(setting.steps)]) / setting.steps
@@ -168,13 +199,16 @@ def train(world: Any, rate: str, setting: Setting) -> None:
     in_rounds(world, contenders, turn, 1)  # DDP and the Reducer order their buckets anew after the first step
     seconds = in_rounds(world, contenders, turn, setting.rounds)
     size = sum(p.numel() for p in example.build_model(options).parameters())
-    say(
-        world,
-        f"GPT of {size / 1e6:.1f} M parameters, {world.size} hosts, {rate}, global batch {setting.batch}, a step:",
-    )
+    where = told(setting, world.size // setting.per_host)
+    say(world, f"GPT of {size / 1e6:.1f} M parameters, {where}, {rate}, global batch {setting.batch}, a step:")
     table(world, seconds, "DDP", 1e3, "ms")
     for reason in dict.fromkeys(reasons):
         say(world, f"  plan: {reason}" if reason else "")
+
+
+def told(setting: Setting, hosts: int) -> str:
+    """Say how many hosts and ranks there are."""
+    return f"{hosts} hosts" + (f" of {setting.per_host} ranks" if setting.per_host > 1 else "")
 
 
 def in_rounds(world: Any, contenders: dict[str, Any], turn: Callable[[Any], float], rounds: int) -> dict[str, list]:
