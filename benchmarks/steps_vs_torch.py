@@ -1,4 +1,4 @@
-"""Compares whole training steps with torch: data parallelism with DDP, 1F1B with Schedule1F1B; same GPT, same cut.
+"""Compares whole training steps with torch: data parallelism with DDP, pipelines with its schedules; same GPT and cuts.
 
     python benchmarks/steps_vs_torch.py [--rounds 20] [--only data|pipeline] [--layers 6] [--width 288] ...
 
@@ -18,6 +18,9 @@ from typing import Any
 from rounds import alternate, example, load, on_ranks
 
 Options = argparse.Namespace
+
+PIPELINES = {"one_f_one_b": (1, "Schedule1F1B"), "interleaved": (2, "ScheduleInterleaved1F1B")}
+"""The schedules that are compared: stages on each rank, and what torch calls it."""
 
 
 def setting(options: Options) -> tuple[Any, Any]:
@@ -110,63 +113,63 @@ def data_parallel(world: Any, options: Options, micros: int) -> None:
         print(f"data parallelism, 2 copies, {micros} micro-batch(es) each, with DDP ({agreed}); {load()}\n{ratio}")
 
 
-def halves(model: Any) -> tuple[Any, Any, int]:
-    """Cut a GPT by hand in the middle of its blocks, as torch.distributed.pipelining wants it."""
+def pieces_of(model: Any, count: int) -> tuple[list[Any], list[int]]:
+    """Cut a GPT by hand between its blocks, as torch.distributed.pipelining wants it; give also where."""
     from torch import nn
     from torch.nn import functional
 
-    middle = len(model.blocks) // 2
+    bounds = [stage * len(model.blocks) // count for stage in range(count + 1)]
 
-    class First(nn.Module):
-        def __init__(self) -> None:
+    class Piece(nn.Module):
+        def __init__(self, stage: int) -> None:
             super().__init__()
-            self.token, self.position = model.token, model.position
-            self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in range(middle)})
-
-        def forward(self, tokens: Any) -> Any:
-            import torch
-
-            x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
-            for block in self.blocks.values():
-                x = block(x)
-            return x
-
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token, self.norm = model.token, model.norm
-            self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in range(middle, len(model.blocks))})
+            self.first, self.last = stage == 0, stage == count - 1
+            if self.first or self.last:
+                self.token = model.token
+            if self.first:
+                self.position = model.position
+            if self.last:
+                self.norm = model.norm
+            self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in range(bounds[stage], bounds[stage + 1])})
 
         def forward(self, x: Any) -> Any:
+            import torch
+
+            if self.first:
+                x = self.token(x) + self.position(torch.arange(x.shape[1], device=x.device))
             for block in self.blocks.values():
                 x = block(x)
-            return functional.linear(self.norm(x), self.token.weight)
+            return functional.linear(self.norm(x), self.token.weight) if self.last else x
 
-    return First(), Last(), middle
+    return [Piece(stage) for stage in range(count)], bounds[1:-1]
 
 
-def pipeline(world: Any, options: Options, micros: int) -> None:
-    """Compare with Schedule1F1B; the gradient of the tied embedding is summed over its two stages by hand there."""
+def pipeline(world: Any, options: Options, name: str, micros: int) -> None:
+    """Compare with torch's schedule; the gradient of the tied embedding is summed over its two stages by hand there."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.distributed import pipelining
 
+    chunks, kind = PIPELINES[name]
     model, batch = setting(options)
-    first, last, middle = halves(copy.deepcopy(model))
+    modules, bounds = pieces_of(copy.deepcopy(model), 2 * chunks)
     fixed = {
-        "data": 1, "pipeline": 2, "num_micro_batches": micros, "schedule": "one_f_one_b",
-        "cuts": (f"blocks.{middle}",),
+        "data": 1, "pipeline": 2, "chunks": chunks, "num_micro_batches": micros, "schedule": name,
+        "cuts": tuple(f"blocks.{bound}" for bound in bounds),
     }  # fmt: skip
     parallel = parallel_model(world, model, batch, fixed)
     ours = our_step(parallel, batch)
-    module = (first, last)[world.rank]
-    optimizer = adamw(module.parameters())
-    stage = PipelineStage(module, world.rank, 2, torch.device("cpu"))
+    mine = torch.nn.ModuleList(modules[world.rank :: 2])
+    optimizer = adamw(mine.parameters())
+    places = range(world.rank, 2 * chunks, 2)
+    stages = [pipelining.PipelineStage(modules[at], at, 2 * chunks, torch.device("cpu")) for at in places]
 
     def loss_of(logits: Any, targets: Any) -> Any:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    schedule = Schedule1F1B(stage, n_microbatches=micros, loss_fn=loss_of)
+    given: Any = stages if chunks > 1 else stages[0]
+    schedule = getattr(pipelining.schedules, kind)(given, n_microbatches=micros, loss_fn=loss_of)
+    tied = modules[0].token.weight if world.rank == 0 else modules[-1].token.weight
 
     def theirs() -> Any:
         optimizer.zero_grad()
@@ -175,16 +178,17 @@ def pipeline(world: Any, options: Options, micros: int) -> None:
             schedule.step(batch[0])
         else:
             schedule.step(target=batch[1], losses=losses)
-        dist.all_reduce(module.token.weight.grad)
+        dist.all_reduce(tied.grad)
         optimizer.step()
         return sum(losses) / micros if losses else None
 
     ours_first, their_first = ours(), theirs()
     their_first = world.broadcast_object(None if their_first is None else float(their_first.detach()), source=1)
-    agreed = check(world, ours_first, their_first, parallel.named_parameters(), module.named_parameters())
+    reference = {name: p for module in mine for name, p in module.named_parameters()}
+    agreed = check(world, ours_first, their_first, parallel.named_parameters(), iter(reference.items()))
     ratio = alternate(world, ours, theirs, rounds=options.rounds, steps=options.steps)
     if world.rank == 0:
-        print(f"1F1B, 2 stages, {micros} micro-batches, with Schedule1F1B ({agreed}); {load()}\n{ratio}")
+        print(f"{name}, {2 * chunks} stages, {micros} micro-batches, with {kind} ({agreed}); {load()}\n{ratio}")
 
 
 def all_of_it(world: Any, options: Options) -> None:
@@ -202,8 +206,9 @@ def all_of_it(world: Any, options: Options) -> None:
         for micros in (1, 2):
             data_parallel(world, options, micros)
     if options.only in (None, "pipeline"):
-        for micros in (4, 8):
-            pipeline(world, options, micros)
+        for name in PIPELINES:
+            for micros in (4, 8):
+                pipeline(world, options, name, micros)
 
 
 def main() -> None:
