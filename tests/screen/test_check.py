@@ -73,6 +73,7 @@ def test_a_plain_model(tmp_path: Path) -> None:
     ]
     assert lines[4].startswith("program    2 samples, 7 torch calls in 6 module calls")
     assert "0 ... 4  Linear x 5, 1 call and 20 parameters each" in screen.out
+    assert lines[-2].startswith("tried      2 stages against the undivided model, 2 samples: same to 1e-")
     assert lines[-1] == "verdict    can be split: a stage may begin at 6 places"
     assert not (tmp_path / "runs").exists()
 

@@ -19,6 +19,7 @@ from headway.graph.picture import (
     refusals,
     short,
 )
+from headway.journal import Verified
 
 # Calls that hand a tensor's content to Python, or whose result's shape depends on it.
 READING = frozenset("bool item tolist numpy int float index nonzero unique equal allclose is_nonzero".split())
@@ -29,22 +30,26 @@ MOST_LINES = 12
 
 @dataclass(frozen=True)
 class Checked:
-    """A script's batch and its program, or why it could not be recorded."""
+    """A script's batch and its program, or why it could not be recorded or does not come out alike in two stages."""
 
     leaves: tuple[str, ...]
     graph: ModelGraph | None
     refusal: HeadwayError | None = None
+    tried: str = ""  # what came of two stages beside the undivided model
 
     @property
     def can_be_split(self) -> bool:
         """Whether there is a place where a second stage may begin."""
-        return self.graph is not None and bool(self.graph.cuts)
+        return self.graph is not None and bool(self.graph.cuts) and self.refusal is None
 
     def __str__(self) -> str:
         lines = _labelled("batch", list(self.leaves) or ["no leaves"])
         if self.graph is None:
             return "\n".join([*lines, f"{'verdict':<10} cannot be split: it could not be recorded", str(self.refusal)])
         lines += [str(self.graph), *_labelled("in the way", in_the_way(self.graph) or ["nothing"])]
+        lines += _labelled("tried", [self.tried] if self.tried else [])
+        if self.refusal is not None:
+            return "\n".join([*lines, f"{'verdict':<10} cannot be split: it was tried", str(self.refusal)])
         return "\n".join([*lines, *_labelled("verdict", [_verdict(self.graph)])])
 
 
@@ -56,6 +61,15 @@ def leaf_text(place: str, leaf: Any) -> str:
     shape = ", ".join(map(str, tensor.shape))
     shared = "" if tensor is leaf else ", shared by all samples"
     return f"{place}: {str(tensor.dtype).removeprefix('torch.')} [{shape}]{shared}"
+
+
+def tried_text(tried: Verified) -> str:
+    """Say what came of a comparison: "2 stages against the undivided model, 2 samples: same to 1e-16"."""
+    return (
+        tried.what
+        if tried.largest_difference is None
+        else f"{tried.what}: same to {max(tried.largest_difference, 1e-16):.0e}"
+    )
 
 
 def in_the_way(graph: ModelGraph) -> list[str]:

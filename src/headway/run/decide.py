@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from headway.cost.cluster import Cluster, Link
 from headway.cost.measure import measure_calls, measure_rates
 from headway.cost.model import Times, estimate_times
 from headway.errors import BatchError, PlanError, SplitError
-from headway.graph.model import ModelGraph
+from headway.graph.model import Cut, ModelGraph
 from headway.graph.record import record_run
 from headway.journal import Journal
 from headway.launch.identity import Identity, describe, identify
 from headway.launch.plan_only import PlanDone
+from headway.layout.split import split
 from headway.planner import advise as rules
 from headway.planner.advise import Advice
 from headway.planner.plan import Plan
 from headway.planner.search import search
-from headway.report.check import Checked, leaf_text
+from headway.report.check import Checked, leaf_text, tried_text
 from headway.run.microbatch import Mean, batch_leaves, cut, num_samples, read_loss
 from headway.run.verify import verify_split
 
@@ -93,10 +95,27 @@ def advise(model: nn.Module, loss: Loss, batch: Any, plan: Plan) -> list[Advice]
 def _checked(model: nn.Module, loss: Loss, batch: Any, samples: int) -> Checked:
     """Record the program for `headway check`, or keep why that is refused."""
     leaves = tuple(leaf_text(place, leaf) for place, leaf in batch_leaves(batch).items())
+    graph_at = _recorder(model, loss, batch)
     try:
-        return Checked(leaves, _recorder(model, loss, batch)(min(samples, num_samples(batch))))
+        graph = graph_at(min(samples, num_samples(batch)))
     except (BatchError, SplitError) as refusal:
         return Checked(leaves, None, refusal)
+    if not graph.cuts:
+        return Checked(leaves, graph)
+    cut = _middle(graph)
+    try:
+        tried = verify_split(
+            model, loss, batch, split(graph, (cut.name,)), graph_at, memory=identify().device_memory
+        )  # fmt: skip
+    except SplitError as refusal:
+        return Checked(leaves, graph, refusal)
+    return Checked(leaves, graph, tried=f"{tried_text(tried)} (cut at {cut.name})")
+
+
+def _middle(graph: ModelGraph) -> Cut:
+    """Choose the cut that divides the FLOPs most equally."""
+    before = [0, *accumulate(call.flops for call in graph.calls)]
+    return min(graph.cuts, key=lambda cut: abs(2 * before[cut.index] - graph.flops))
 
 
 def _plan_here(
@@ -204,7 +223,8 @@ def _verify(
     error: Exception | None = None
     if world.rank == 0:
         try:
-            outcome = verify_split(model, loss, batch, found, graph_at, memory=identity.device_memory)
+            assert found.split is not None
+            outcome = verify_split(model, loss, batch, found.split, graph_at, memory=identity.device_memory)
             Journal(identity.run_directory, 0).write(outcome)
         except Exception as caught:
             error = caught
