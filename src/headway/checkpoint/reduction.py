@@ -18,6 +18,9 @@ from headway.checkpoint.part import Reader
 from headway.checkpoint.values import TENSOR, join_values, split_values
 from headway.run.parallel import ParallelModel
 
+COMMON = ("bases", "momenta")
+"""What is the same on all copies."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -62,7 +65,8 @@ def _shared_out(
     saved: Mapping[str, Any], found: Sequence[Compared], names: Sequence[str], reader: Reader
 ) -> dict[str, Any]:
     """Add up what is owed to each of `names`, one tensor at a time, and divide it by those who hold it now."""
-    residuals, bases = {}, {}
+    residuals: dict[str, torch.Tensor] = {}
+    common: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in COMMON}
     for name in names:
         owed = [state["residuals"][name] for state in saved.values() if name in state["residuals"]]
         if owed:
@@ -70,9 +74,10 @@ def _shared_out(
             for other in owed[1:]:
                 total += reader.read(other[TENSOR])
             residuals[name] = total / sum(name in compared.names for compared in found)
-        known = [state["bases"][name] for state in saved.values() if name in state["bases"]]
-        if known:
-            bases[name] = reader.read(known[0][TENSOR])
+        for kind, found_there in common.items():
+            known = [state[kind][name] for state in saved.values() if name in state.get(kind, {})]
+            if known:
+                found_there[name] = reader.read(known[0][TENSOR])
     first = next(iter(saved.values()))
     return {
         "asked": first["asked"],
@@ -80,5 +85,5 @@ def _shared_out(
         "steps": first["steps"],
         "order": [],
         "residuals": residuals,
-        "bases": bases,
+        **common,
     }

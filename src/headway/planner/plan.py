@@ -49,6 +49,7 @@ class Plan:
     `num_micro_batches` is for each copy, `micro_batch` the samples of the largest; `cuts` name `ModelGraph.cuts`.
     `seconds` is the predicted time of a step (schedule, reduction, update), `memory` the predicted peak bytes of each
     rank. `neighbours` ranks of a host sum gradients among themselves first; `bucket_bytes` travel together at most.
+    With `sync_every` above 1 copies train on their own for so many steps: not the training of one process.
     Ranks are numbered with copies innermost: rank = stage * data + copy.
     """
 
@@ -69,6 +70,7 @@ class Plan:
     codec: str = "fp32"
     neighbours: int = 1
     bucket_bytes: int = 8 << 20
+    sync_every: int = 1
     split: Split | None = None
     made_for: Fingerprint | None = None
     cluster: str = ""

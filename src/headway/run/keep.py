@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from headway.collective.fully import FullyShardedReducer
+from headway.collective.outer import Outer
 from headway.collective.reduce import Reducer
 from headway.collective.shard import ShardedReducer
 from headway.collective.slices import local
@@ -100,6 +101,45 @@ class Whole(Kept):
         self.reducer.observe = checked
 
 
+class Seldom(Kept):
+    """sync_every=H: each copy trains on its own for H steps, and then all meet; also when somebody looks at the model."""
+
+    def __init__(
+        self, world: World, plan: Plan, group: Group, over: Group, held: Mapping[str, nn.Parameter],
+        ties: Mapping[str, Group],
+    ) -> None:  # fmt: skip
+        super().__init__(world, held, over)
+        trained = _trained(held)
+        self.reducer: Reducer = Reducer(world, world.group([world.rank]), trained, shared=ties)
+        across = Reducer(
+            world, group, trained, bucket_bytes=plan.bucket_bytes, codec=plan.codec, neighbours=plan.neighbours
+        )
+        self._copies = group.size
+        self._outer = Outer(across, trained, group.size, plan.sync_every)
+
+    def begin(self, micro_batches: int) -> None:
+        """Start a step: gradients are the mean over this copy's own samples, if all copies have equally many."""
+        self._outer.begin()
+        self.reducer.begin(float(self._copies))
+
+    def refresh(self, training: bool) -> None:
+        """End a round when it is full; before the model is looked at, in any case."""
+        if self._outer.due or not training:
+            self._outer.sync()
+
+    def reduction_state(self) -> dict[str, Any] | None:
+        """End the round; return what the copies' reducer and the outer optimizer keep."""
+        return self._outer.state_dict()
+
+    def load_reduction_state(self, state: Mapping[str, Any]) -> None:
+        """Begin a round from there."""
+        self._outer.load_state_dict(state)
+
+    def observe(self, checked: Callable[[CodecChecked], None]) -> None:
+        """Have `checked` called with each check of the codec."""
+        self._outer.reducer.observe = checked
+
+
 class Owned(Kept):
     """shard="optimizer" and "gradients": each copy updates the parameters that it owns, and tells the others."""
 
@@ -180,6 +220,8 @@ def keep(
     copies: Group, stages: Group, placement: Sequence[int],
 ) -> Kept:  # fmt: skip
     """Divide what `held` takes among the `copies` as the plan says; `stages` are the ranks of this copy."""
+    if plan.sync_every > 1 and plan.data > 1:
+        return Seldom(world, plan, copies, stages, held, ties)
     if plan.shard == "none" or plan.data == 1:
         return Whole(world, plan, copies, stages, held, ties)
     if plan.shard == "parameters":

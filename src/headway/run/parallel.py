@@ -221,7 +221,8 @@ class ParallelModel(nn.Module):
         return full_state(self.world, self._pipeline_group, self.module, mine, self._owned_buffers)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
-        """Load a full state (as `state_dict` gives it) into what this rank holds."""
+        """Load a full state (as `state_dict` gives it) into what this rank holds. Every rank calls it."""
+        self._kept.refresh(training=False)
         load_state(self.module, state_dict)
 
     def reduction_state(self) -> dict[str, Any] | None:
