@@ -132,20 +132,39 @@ def test_saved_storages_counted_once() -> None:
     assert [len(c.saved) for c in graph.calls[:4]] == [1, 1, 0, 0]
 
 
-def test_model_on_meta_is_recorded_and_a_read_is_refused() -> None:
+def reads(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    y = model(batch).mean()
+    return y if y > 0 else -y
+
+
+def test_model_on_meta_is_recorded_without_computing() -> None:
     with torch.device("meta"):
         model = nn.Linear(4, 2)
     graph = record(model, square, torch.randn(3, 4))
-    assert graph.on_meta and graph.calls[0].parameters == ("weight", "bias")
+    assert graph.on_meta and graph.calls[0].parameters == ("weight", "bias") and not graph.notes
 
-    def reads(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        y = model(batch).mean()
-        return y if y > 0 else -y
 
-    with pytest.raises(SplitError, match="__bool__ reads the content"):
-        record(model, reads, torch.randn(3, 4))
-    graph = record(nn.Linear(4, 2), reads, torch.randn(3, 4))
+def test_a_read_of_a_model_on_meta_is_taken_as_with_random_weights_and_noted() -> None:
+    with torch.device("meta"):
+        ghost = nn.Linear(4, 2)
+    state = torch.get_rng_state()
+    graph = record(ghost, reads, torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.get_rng_state(), state) and ghost.weight.is_meta
     assert not graph.on_meta and [c.function for c in graph.calls if c.reads_value] == ["torch.Tensor.__bool__"]
+    line = reads.__code__.co_firstlineno + 2
+    assert len(graph.notes) == 1 and f"test_record.py:{line}: bool reads a value" in graph.notes[0]
+    real = record(nn.Linear(4, 2), reads, torch.randn(3, 4))
+    assert [c.position for c in graph.calls][:3] == [c.position for c in real.calls][:3] and not real.notes
+
+
+def test_a_read_of_a_model_that_is_too_large_for_random_weights_is_refused_with_its_line() -> None:
+    with torch.device("meta"):
+        huge = nn.Linear(1 << 20, 1 << 20)  # 4 TiB
+    line = reads.__code__.co_firstlineno + 2
+    with pytest.raises(
+        SplitError, match=f"__bool__ reads the content(.|\n)*test_record.py:{line}(.|\n)*give the model"
+    ):
+        record(huge, reads, torch.zeros(1, 1 << 20))
 
 
 @pytest.mark.parametrize("read", [True, False])

@@ -37,6 +37,7 @@ TORCH_WHILE_THINKING = {
     "graph/walk.py": "follows the torch calls of a run, for the recorder and for the stages",
     "graph/flops.py": "counts FLOPs where torch dispatches, by torch's own formulas",
     "graph/weights.py": "lists a model's parameters and buffers",
+    "graph/twin.py": "gives a model on meta values, where its program reads some",
     "graph/recorder.py": "sees the calls of that run",
     "graph/ledger.py": "tells the tensors of that run apart",
     "graph/interception.py": "replaces the functions of torch through which a run can be followed",

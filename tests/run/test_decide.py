@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import headway
+from headway.graph.record import record
 from headway.run.decide import optimizer_states
+from tests.run.staged import difference, train_staged, train_whole
 
 
 def net(width: int = 64) -> nn.Module:
@@ -39,6 +41,39 @@ def test_a_model_on_meta_gets_the_plan_of_the_same_model_with_values() -> None:
     fixed = {"pipeline": 2}
     plans = [headway.plan(model, loss, BATCH, cluster=cluster, fixed=fixed) for model in (net(), ghost)]
     assert plans[0] == plans[1]
+
+
+class Gated(nn.Module):
+    """Experts of which each sample takes one; those that no sample takes are not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.gate, self.experts = nn.Linear(8, 3), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x).tanh()
+        chosen = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = torch.nonzero(chosen == number).squeeze(-1)
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]))
+        return self.head(x + out)
+
+
+def test_a_model_on_meta_that_reads_values_is_planned_and_its_plan_says_so() -> None:
+    """The plan was made with random weights; the real ones go their own way, and train as in one process."""
+    with torch.device("meta"):
+        ghost = Gated().double()
+    torch.manual_seed(0)
+    batch = (torch.randn(12, 8).double(), torch.randn(12, 1).double())
+    plan = headway.plan(ghost, loss, batch, cluster="2xcpu:64MiB", fixed={"pipeline": 2, "data": 1})
+    assert "reads a value: taken as with random weights" in plan.explain() and plan.split is not None
+    model = Gated().double()
+    want = train_whole(model, loss, batch, record(model, loss, batch))
+    assert difference(want, train_staged(model, loss, batch, 12, plan.split)) < 1e-12
 
 
 def test_one_process_trains_the_whole_model_and_verifies_nothing() -> None:

@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from headway.graph.model import ModelGraph
 from headway.graph.recorder import Recorder
+from headway.graph.twin import twin_of
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -36,11 +37,12 @@ def record_run(model: nn.Module, loss: Loss, batch: Any, *, samples: int | None 
     """Record the program that loss(model, batch) runs, and its result.
 
     What depends on parameters is not computed: parameters stand as absent tensors, so a model larger than memory, or
-    one on the meta device, can be recorded. When the program reads the content of such a value, a model that has
-    values is recorded again with real numbers. `samples` is the number of rows of the batch, by default dim 0 of its
-    first tensor. Buffers, and the state of all random generators, are as before afterwards.
+    one on the meta device, can be recorded. When the program reads the content of such a value, it is recorded again
+    with real numbers: the model's own, or for one on meta those of a twin with random ones, which the graph's notes
+    say. `samples` is the number of rows of the batch, by default dim 0 of its first tensor. Buffers, and the state of
+    all random generators, are as before afterwards.
 
-    Raises SplitError when a value is read that a model on meta does not have.
+    Raises SplitError when a value is read, the model is on meta, and a twin is too large or fails.
     """
     if samples is None:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
@@ -48,10 +50,30 @@ def record_run(model: nn.Module, loss: Loss, batch: Any, *, samples: int | None 
     has_values = not any(p.is_meta for p in model.parameters())
     try:
         return _settled(model, loss, batch, samples, compute=False)
-    except Exception:  # a value is read, a call has no shape rule on meta, or the model has an error of its own
+    except Exception as error:  # a value is read, a call has no shape rule on meta, or the error is the model's own
         if not has_values:
-            raise
+            return _with_twin(model, loss, batch, samples, error)
     return _settled(model, loss, batch, samples, compute=True)
+
+
+def _with_twin(model: nn.Module, loss: Loss, batch: Any, samples: int, refusal: Exception) -> Recording:
+    """Record a twin of a model on meta, and note which values were taken from it; else raise the refusal."""
+    twin = twin_of(model)
+    if twin is None:
+        raise refusal
+    try:
+        run = _settled(twin, loss, batch, samples, compute=True)
+    except Exception:  # random values are not what this program is made for; what it asked for is told
+        raise refusal from None
+    reads: dict[str, str] = {}
+    for call in run.graph.calls:
+        if call.reads_value and call.function not in run.graph.asked:
+            reads.setdefault(call.where, call.function.rsplit(".", 1)[-1].strip("_"))
+    notes = tuple(
+        f"{where}: {function} reads a value: taken as with random weights (the model is on meta); a run goes by its own"
+        for where, function in reads.items()
+    )
+    return Recording(replace(run.graph, notes=(*run.graph.notes, *notes)), run.result)
 
 
 def _settled(model: nn.Module, loss: Loss, batch: Any, samples: int, *, compute: bool) -> Recording:
