@@ -102,7 +102,8 @@ def check(samples: int | None, script: Path, arguments: tuple[str, ...]) -> int:
 @headway.command(short_help="Show a run or a plan as text.")
 @click.argument("path", metavar="RUN_OR_PLAN", type=click.Path(path_type=Path))
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a Chrome trace there too.")
-def show(path: Path, trace: Path | None) -> int:
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw the timelines there too.")
+def show(path: Path, trace: Path | None, svg: Path | None) -> int:
     """Show a run (runs/NAME, or NAME) or a plan (plan.toml) as text."""
     width = max(80, min(shutil.get_terminal_size((100, 24)).columns, 200))
     if path.suffix == ".toml":
@@ -119,15 +120,19 @@ def show(path: Path, trace: Path | None) -> int:
 
         directory = path if path.is_dir() or len(path.parts) != 1 else Path("runs") / path
         click.echo(show_run(directory, width=width))
-        timelines = dict(timelines_of(directory)) if trace is not None else {}
+        timelines = dict(timelines_of(directory)) if trace is not None or svg is not None else {}
+    if not timelines and (trace is not None or svg is not None):
+        raise HeadwayError("this plan has no costs to draw a timeline from", place=str(path))
     if trace is not None:
         from headway.report.trace import write_trace
 
-        if not timelines:
-            raise HeadwayError("this plan has no costs to draw a timeline from", place=str(path))
-
         write_trace(timelines, trace)
         click.echo(f"\ntrace: {trace} (open it in chrome://tracing or ui.perfetto.dev)")
+    if svg is not None:
+        from headway.report.picture import write_svg
+
+        write_svg(timelines, svg)
+        click.echo(f"\npicture: {svg}")
     return 0
 
 
