@@ -107,7 +107,7 @@ def _call(
 ) -> Call:
     return Call(
         index=index,
-        position=(index,),
+        position=(index, 0),  # landmark, and calls since it
         module="",
         function=function,
         arguments=None,

@@ -58,7 +58,7 @@ def long(plan: Plan) -> str:
     lines.append(
         f"fields   shard={plan.shard} tensor={plan.tensor} chunks={plan.chunks} recompute={plan.recompute} "
         f"precision={plan.precision} codec={plan.codec} neighbours={plan.neighbours} "
-        f"bucket_bytes={format_bytes(plan.bucket_bytes)}"
+        f"bucket_bytes={format_bytes(plan.bucket_bytes)} sync_every={plan.sync_every}"
     )
     if plan.pipeline > 1:
         lines += ["", str(plan.lowered if plan.size <= 8 and plan.num_micro_batches <= 16 else plan.schedule)]

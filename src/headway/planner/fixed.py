@@ -16,7 +16,7 @@ from headway.schedule.exchange import read_rows, write_rows
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
 _ONLY: Mapping[str, object] = {"shard": "none", "tensor": 1, "recompute": "none"}
-_NUMBERS = ("data", "pipeline", "chunks", "micro_batch", "num_micro_batches")
+_NUMBERS = ("data", "pipeline", "chunks", "micro_batch", "num_micro_batches", "sync_every")
 CODECS = (*PARTS, *MENUS)
 KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", *_ONLY)
 
@@ -34,6 +34,7 @@ class Fixed:
     num_micro_batches: int | None = None
     cuts: tuple[str, ...] | None = None
     codec: str | None = None  # or one of `MENUS`: what may be chosen from
+    sync_every: int | None = None
 
 
 def read_fixed(
@@ -61,6 +62,7 @@ def read_fixed(
     named = None if codec is None else str(codec)
     result = Fixed(schedule=schedule, order=order, cuts=cuts, codec=named, **numbers)
     _check_ranks(result, size, graph)
+    _check_syncs(result, size, given.get("shard", "none"))
     _check_samples(result, global_batch)
     return result
 
@@ -137,6 +139,15 @@ def _check_ranks(fixed: Fixed, size: int, graph: ModelGraph) -> None:
             "pipeline" if pipeline > 1 else "chunks",
             f"{'pipeline' if chunks == 1 else 'pipeline * chunks'} = {most} or less",
         )
+
+
+def _check_syncs(fixed: Fixed, size: int, shard: object) -> None:
+    every = fixed.sync_every or 1
+    if every > 1 and (fixed.data == 1 or size == 1):
+        raise _refuse(f"sync_every={every} is for several copies, and there is one", "sync_every", "data=2 or more")
+    if every > 1 and shard != "none":
+        fact = f"with sync_every={every} each copy trains on its own, so copies cannot share out {shard}"
+        raise _refuse(fact, "sync_every", 'shard="none", or sync_every=1')
 
 
 def _check_samples(fixed: Fixed, global_batch: int) -> None:

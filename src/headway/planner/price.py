@@ -78,6 +78,7 @@ class Setting:
     global_batch: int
     optimizer_states: int
     wires: tuple[Wire, ...] = (EXACT,)
+    sync_every: int = 1
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         route = Route.of(setting.cluster, choice.ranks(part.index))
         tied = _tied_seconds(graph, parts, part, choice, setting.cluster)
         shapes = float32_shapes(graph, own)
-        reductions.append(Reduction(coded, other, route, stage.backward, tied, rest, shapes))
+        reductions.append(Reduction(coded, other, route, stage.backward, tied, rest, shapes, setting.sync_every))
     groups = choice.mesh.groups("data")
     apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in groups)
     wire, why = pick(setting.wires, reductions, apart)
@@ -224,8 +225,8 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     ]
     near = neighbours(wire, reductions)
     if near > 1:
-        first = f"summed by the {near} ranks of each host first, then across hosts"
-        why = f"{why}; {first}" if why else f"gradients are {first}"
+        how = f"summed by the {near} ranks of each host first, then across hosts"
+        why = f"{why}; {how}" if why else f"gradients are {how}"
     return replace(
         priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why, neighbours=near,
         bucket_bytes=max(reduction.bucket_bytes(wire) for reduction in reductions),

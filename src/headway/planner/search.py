@@ -102,7 +102,8 @@ def search(
     first = programs.any_graph(global_batch)
     precision = next((info.dtype for info in first.parameters if info.trainable), "float32")
     decided = read_fixed(fixed, size=cluster.size, global_batch=global_batch, graph=first, precision=precision)
-    setting = Setting(cluster, global_batch, optimizer_states, menu(decided.codec, codec_work, cluster))
+    wires = menu(decided.codec, codec_work, cluster)
+    setting = Setting(cluster, global_batch, optimizer_states, wires, decided.sync_every or 1)
     candidates = price_all(programs, setting, decided, max_stages=len(first.cuts) + 1)
     memory = cluster.device.memory_bytes
     best = choose(candidates, memory)
@@ -132,6 +133,7 @@ def _plan_of(best: Priced, candidates: list[Priced], setting: Setting, precision
         codec=best.codec,
         neighbours=best.neighbours,
         bucket_bytes=best.bucket_bytes,
+        sync_every=setting.sync_every,
         split=best.split,
         cluster=setting.cluster.describe(),
         device_memory=memory,
@@ -154,7 +156,7 @@ def layouts(size: int, fixed: Fixed, global_batch: int, max_stages: int) -> list
         (data, pipeline)
         for data in range(1, min(size, global_batch) + 1)
         for pipeline in range(1, min(size // data, max_stages) + 1)
-        if fixed.data in (None, data) and fixed.pipeline in (None, pipeline)
+        if fixed.data in (None, data) and fixed.pipeline in (None, pipeline) and data > ((fixed.sync_every or 1) > 1)
     ]
     most = max((data * pipeline for data, pipeline in every), default=0)
     return [(data, pipeline) for data, pipeline in every if data * pipeline == most]

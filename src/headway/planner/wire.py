@@ -8,7 +8,7 @@ from math import prod
 from types import MappingProxyType
 
 from headway.cost.cluster import Cluster, Link
-from headway.cost.model import exposed_reduce_seconds
+from headway.cost.model import all_reduce_seconds, exposed_reduce_seconds
 from headway.graph.model import ModelGraph
 from headway.planner.route import Route, bucket_bytes
 from headway.units import format_rate, format_seconds
@@ -69,7 +69,8 @@ class Reduction:
     """What one stage reduces: bytes of float32 and of other dtypes, between its copies over `route`.
 
     `backward` are the seconds that can hide it, `tied` those of summing tied parameters over stages, `rest` those of
-    the stage's step without any reduction. `shapes` are those of the float32 parameters.
+    the stage's step without any reduction. `shapes` are those of the float32 parameters. With
+    `sync_every` above 1 parameters are reduced instead, once in so many steps.
     """
 
     coded_bytes: int
@@ -79,6 +80,7 @@ class Reduction:
     tied: float
     rest: float
     shapes: tuple[tuple[int, ...], ...] = ()
+    sync_every: int = 1
 
     @property
     def copies(self) -> int:
@@ -107,16 +109,20 @@ class Reduction:
         size = round(self.coded_bytes * self.part(wire)) + self.other_bytes
         work = wire.work * self.coded_bytes if self.copies > 1 else 0.0
         link = self._link(wire)
+        if self.sync_every > 1:  # of parameters, after a round, with nothing to hide behind
+            return (all_reduce_seconds(size, self.copies, link) + work) / self.sync_every + self.tied
         bucket = bucket_bytes(link, self.copies)
         return exposed_reduce_seconds(size, self.copies, link, self.backward, bucket) + work + self.tied
 
     def buffer_bytes(self, wire: Wire) -> int:
         """Return the bytes that a rank keeps: messages to and from each other rank, sums, and what a codec lost."""
+        # A round keeps where it began, the momentum, and in the end the change.
+        round_bytes = 3 * (self.coded_bytes + self.other_bytes) if self.sync_every > 1 and self.copies > 1 else 0
         if self.copies < 2 or wire.codec == "fp32" or not self.coded_bytes:
-            return 0
+            return round_bytes
         messages = (3 * (self.copies - 1) + 1) / self.copies
         kept = self.coded_bytes if wire.keeps else 0
-        return kept + round(ROUNDS * messages * min(ROUND_BYTES, self.coded_bytes) * self.part(wire))
+        return round_bytes + kept + round(ROUNDS * messages * min(ROUND_BYTES, self.coded_bytes) * self.part(wire))
 
 
 def menu(asked: str | None, work: Mapping[str, float] | None, cluster: Cluster) -> tuple[Wire, ...]:

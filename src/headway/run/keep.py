@@ -102,7 +102,7 @@ class Whole(Kept):
 
 
 class Seldom(Kept):
-    """sync_every=H: each copy trains on its own for H steps, and then all meet; also when somebody looks at the model."""
+    """sync_every=H: each copy trains on its own for H steps, then all meet; also when somebody looks at the model."""
 
     def __init__(
         self, world: World, plan: Plan, group: Group, over: Group, held: Mapping[str, nn.Parameter],
