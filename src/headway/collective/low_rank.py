@@ -144,13 +144,15 @@ def _basis(
     """Return orthonormal columns [m, r]: what the last step's Q spans, random directions where there is none yet."""
     _, columns, rank = size
     known = bases.get(name)
-    fresh = torch.randn(columns, rank, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-    if known is None or known.shape != fresh.shape:
-        known = fresh.to(like.device)
-    # A column that no gradient reached is no direction; scaled to 1, tiny gradients do not underflow.
+    if known is None or known.shape != (columns, rank):
+        known = like.new_zeros(columns, rank)
+    known = known.to(like.device)
     norms = known.norm(dim=0)
-    known = torch.where(norms > 0, known / norms, fresh.to(like.device))
-    return torch.linalg.qr(known)[0].to(like.device)
+    directions = known / norms  # so that tiny gradients do not underflow
+    if not bool((norms > 0).all()):  # a column that no gradient reached is no direction
+        random = torch.randn(columns, rank, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+        directions = torch.where(norms > 0, directions, random.to(like.device))
+    return torch.linalg.qr(directions)[0]
 
 
 def _summed(parts: Sequence[torch.Tensor], sum_up: Sum, awaited: str) -> list[torch.Tensor]:
