@@ -70,11 +70,11 @@ def balance(
     Raises PlanError when no partition exists or fits, naming the node; ValueError for numbers that make no sense.
     """
     _check(weights, num_stages, allowed, boundary, speeds, memory, in_flight, static, limits)
-    nodes = _places(len(weights), num_stages, allowed)
+    nodes = cut_places(len(weights), num_stages, allowed)
     edges = np.zeros(len(weights) + 1) if boundary is None else np.array([0.0, *boundary[1:], 0.0], dtype=np.float64)
     held = _Memory.of(nodes, num_stages, memory, in_flight, static, limits)
     rates = np.ones(num_stages) if speeds is None else np.asarray(speeds, dtype=np.float64)
-    line = Line(_prefix(weights, len(weights))[nodes], edges[nodes], rates, held.earliest())
+    line = Line(prefix(weights, len(weights))[nodes], edges[nodes], rates, held.earliest())
     least, most = line.bounds()
     if not line.feasible(most * (1 + _ROUNDING)):
         raise _refusal(line, held, most * (1 + _ROUNDING))
@@ -124,9 +124,9 @@ class _Memory:
     ) -> _Memory:
         count = int(nodes[-1])
         kept = np.ones(num_stages) if in_flight is None else np.asarray(in_flight, dtype=np.float64)
-        fixed = static if callable(static) else _prefix(static, count)[nodes]
+        fixed = static if callable(static) else prefix(static, count)[nodes]
         most = None if limits is None else np.asarray(limits, dtype=np.float64)
-        return cls(nodes, num_stages, kept, _prefix(memory, count)[nodes], fixed, most)
+        return cls(nodes, num_stages, kept, prefix(memory, count)[nodes], fixed, most)
 
     def bytes(self, first: int, last: int, stage: int) -> float:
         """Give the bytes of a stage from place to place."""
@@ -188,7 +188,7 @@ def _name(nodes: Ints, place: int) -> str:
     return f"node {first}" if first == last else f"the uncut run of nodes {first}..{last}"
 
 
-def _places(count: int, num_stages: int, allowed: Sequence[bool] | None) -> Ints:
+def cut_places(count: int, num_stages: int, allowed: Sequence[bool] | None) -> Ints:
     """List the nodes at which a stage may begin, and the end."""
     inner = [node for node in range(1, count) if allowed is None or allowed[node]]
     if len(inner) + 1 < num_stages:
@@ -200,7 +200,7 @@ def _places(count: int, num_stages: int, allowed: Sequence[bool] | None) -> Ints
     return np.array([0, *inner, count], dtype=np.int64)
 
 
-def _prefix(values: Sequence[float] | None, count: int) -> Floats:
+def prefix(values: Sequence[float] | None, count: int) -> Floats:
     """Sum up before each index, rounded once: equal loads must come out equal."""
     sums = np.zeros(count + 1, dtype=np.longdouble)
     if values is not None:
