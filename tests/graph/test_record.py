@@ -49,7 +49,7 @@ def test_call_knows_its_inputs_weights_and_line() -> None:
     args, kwargs = linear.arguments
     assert args == (Ref(0), Weight("weight"), Weight("bias")) and kwargs == {}
     assert power.inputs == linear.outputs and mean.inputs == power.outputs
-    assert power.where.startswith("programs.py:")
+    assert power.where.startswith("tests/graph/programs.py:")
     assert graph.values[linear.outputs[0]].shape == (3, 2) and graph.values[linear.outputs[0]].requires_grad
     assert not graph.values[0].derived and graph.values[linear.outputs[0]].derived
 
@@ -193,7 +193,8 @@ def test_nothing_is_left_behind(read: bool) -> None:
     assert (numpy.random.get_state()[1] == states[2]).all()
     assert not (isinstance(model.last, torch.Tensor) and model.last.is_meta)
     assert all(p.grad is None for p in model.parameters())
-    assert graph.draws_on_host and graph.random
+    line = Model.forward.__code__.co_firstlineno + 1
+    assert graph.host_draws == (f"tests/graph/test_record.py:{line}",) and graph.random
     written = {n for c in graph.calls for n in c.written_buffers}
     assert written == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "peak"}
 
@@ -330,3 +331,19 @@ def test_values_that_a_function_closes_over_are_its_inputs() -> None:
 
     graph = record(Model(), square, torch.randn(3, 4))
     assert graph.calls[1].inputs == graph.calls[0].outputs
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_count_alike_on_meta_and_on_real_numbers(cell: type[nn.Module]) -> None:
+    """Each matrix meets each of the 3 x 4 rows once, in both directions of two layers."""
+    model = cell(5, 7, num_layers=2, bidirectional=True)
+
+    def plain(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch)[0].mean()
+
+    def reading(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch)[0].mean() * (1 if plain(model, batch) > 1e9 else 2)
+
+    want = sum(2 * 12 * p.numel() for p in model.parameters() if p.dim() == 2)
+    assert record(model, plain, torch.randn(3, 4, 5)).flops == want
+    assert record(model, reading, torch.randn(3, 4, 5)).flops == 2 * want

@@ -68,7 +68,7 @@ FACE: dict[str, str] = {
 PRIVATE_NAMES: dict[str, str] = {
     "_pytree": "torch's nested values have no public module in 2.13; torch.export and checkpoints take this one",
     "_python_dispatch": "TorchDispatchMode, which torch documents, has no other home",
-    "graph/recorder.py: _getframe": "the user's line of each call; inspect.stack reads every file on the way",
+    "graph/where.py: _getframe": "the user's line of each call; inspect.stack reads every file on the way",
     "graph/record.py: _buffers": "puts back buffers that a recording replaced, in their order",
     "run/stage.py: _buffers": "puts back buffers that belong to another stage, where modules override __setattr__",
     "graph/recorder.py: _C": "no public function tells whether a transform of torch.func is under way",
@@ -91,6 +91,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "run/structure.py: _modules": "looks at each module's children at each step; named_children takes ten times as long",
     "run/structure.py: _parameters": "the same for parameters",
     "run/parallel.py: _buffers": "swaps a buffer where modules override __setattr__",
+    "graph/flops.py: _cudnn_rnn": "an operator of torch, which is how it is named in its table",
     "graph/flops.py: _scaled_dot_product_flash_attention_for_cpu": "on meta the public call takes another kernel",
 }
 

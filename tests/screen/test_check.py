@@ -108,7 +108,13 @@ def test_one_that_cannot_be_split(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_one_that_cannot_be_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    on_meta = TAIL.replace("Net(), loss", "Net().to('meta'), loss")
+    on_meta = TAIL.replace("Net(), loss", "net, loss").replace(
+        "headway.plan(",
+        """\
+net = Net().to('meta')
+net.huge = nn.Linear(1 << 20, 1 << 20, device='meta')  # 4 TiB: random weights do not fit
+headway.plan(""",
+    )
     text = script(tmp_path, HARD, on_meta)
     code, out = here(tmp_path, capsys)
     place = next(n for n, line in enumerate(text, 1) if "reads what depends" in line)

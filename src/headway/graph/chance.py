@@ -16,6 +16,11 @@ DROPOUTS = frozenset(
     "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_ feature_alpha_dropout feature_dropout "
     "feature_dropout_ rrelu rrelu_".split()
 )
+DROPPED_BY_SAMPLE = frozenset("dropout dropout_ dropout1d dropout2d dropout3d feature_dropout".split())
+"""Dropouts of which each sample draws its own mask, when dim 0 is a multiple of the samples (run/randomness.py)."""
+
+DRAWN_BY_SAMPLE = DROPPED_BY_SAMPLE | {"scaled_dot_product_attention"}
+"""All calls of which each sample draws its own numbers."""
 
 
 def host_state() -> tuple[Any, ...]:

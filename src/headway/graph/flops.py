@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,6 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from headway.graph.absent import call_on_meta
+
+
+def _fused_layers(given: torch.Tensor, weights: Iterable[Any]) -> int:
+    """Count the FLOPs of recurrent layers: each matrix meets each row of the input ([time, batch, features]) once."""
+    rows = given.numel() // max(given.shape[-1], 1)
+    return sum(2 * rows * w.numel() for w in weights if isinstance(w, torch.Tensor) and w.dim() == 2)
+
+
+FUSED = MappingProxyType({
+    torch.ops.aten.mkldnn_rnn_layer: lambda given, *rest, **_: _fused_layers(given, rest[:2]),
+    torch.ops.aten._cudnn_rnn: lambda given, weights, *_, **__: _fused_layers(given, weights),
+})  # fmt: skip
+"""Operators of which torch's table has no formula."""
 
 
 class FlopCounter(TorchDispatchMode):
@@ -26,6 +40,8 @@ class FlopCounter(TorchDispatchMode):
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=out))
+        elif func.overloadpacket in FUSED:
+            self.flops += FUSED[func.overloadpacket](*args, **kwargs)
         return out
 
 

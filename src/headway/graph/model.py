@@ -86,7 +86,7 @@ class Call:
     saved: tuple[
         int, ...
     ]  # storages that autograd keeps for backward (parameters excluded), each listed at its first save
-    where: str  # "model.py:41" of the user's code
+    where: str  # "models/net.py:41" of the user's code, from the working folder or the package
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class ModelGraph:
     on_meta: bool = True  # recorded without computing
     notes: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()  # functions whose result's shape only the stage that computes them can tell
-    draws_on_host: bool = False  # Python's or numpy's random numbers are drawn
+    host_draws: tuple[str, ...] = ()  # lines before which, or on which, Python's or numpy's random numbers are drawn
     branches: bool = False  # some value is read, be it of the batch alone: the program may go another way next time
     extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -184,7 +184,7 @@ class ModelGraph:
     @property
     def random(self) -> bool:
         """Whether any call draws random numbers."""
-        return self.draws_on_host or any(call.random for call in self.calls)
+        return bool(self.host_draws) or any(call.random for call in self.calls)
 
     def __str__(self) -> str:
         """What was recorded, in a dozen or two lines."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headway.graph.chance import DRAWN_BY_SAMPLE
 from headway.graph.model import Call, Cut, ModelGraph
 from headway.graph.repeat import Block, repeated_blocks
 from headway.units import format_bytes, format_count, format_flops
@@ -16,11 +17,6 @@ LARGE = 0.2
 
 MOST_LINES = 6
 """Blocks, reasons and parts that are listed each; of the rest the number is told."""
-
-# Draws of these are made for each sample apart, when their first dim is one of samples (run/randomness.py).
-DRAWN_BY_SAMPLE = frozenset(
-    "dropout dropout_ dropout1d dropout2d dropout3d feature_dropout scaled_dot_product_attention".split()
-)
 
 
 @dataclass(frozen=True)
@@ -217,7 +213,7 @@ def _random(graph: ModelGraph) -> str:
     calls = [call for call in graph.calls if call.random]
     counts = Counter(short(call) for call in calls)
     texts = [f"{name} x {number}" if number > 1 else name for name, number in counts.items()]
-    texts += ["Python's or numpy's numbers"] if graph.draws_on_host else []
+    texts += ["Python's or numpy's numbers"] if graph.host_draws else []
     whole = len(by_micro_batch(graph))
     note = f"; {whole} drawn for a micro-batch, not for each sample" if whole else ""
     return few(texts, 4) + note if texts else "no random numbers"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from headway.graph.walk import (
     short_name,
     tensors_of,
 )
+from headway.graph.where import user_line
 
 SWITCH = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """The argument that says whether a normalisation uses, and changes, statistics of the batch."""
@@ -75,6 +75,7 @@ class Recorder(Walk):
         self.asked: set[str] = set()  # names of those functions
         self.branches = False
         self.host_state = host_state()
+        self.host_draws: dict[str, None] = {}  # lines of calls before which Python's or numpy's numbers were drawn
         for leaf in tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
                 self.ledger.add(leaf, producer=None, output=0, derived=False)
@@ -142,6 +143,7 @@ class Recorder(Walk):
     ) -> Any:
         """Note one torch call, computing it on meta when it depends on parameters."""
         ledger = self.ledger
+        self._look_for_draws()
         tensors = tensors_of((args, kwargs), [])
         parameters, buffers, inputs = ledger.classify(tensors)
         derived = bool(parameters) or any(ledger.is_derived(v) for v in inputs) or any(t.is_meta for t in tensors)
@@ -180,6 +182,14 @@ class Recorder(Walk):
             versions, shapes, derived, read or shape_read or asked, chance, statistics,
         )  # fmt: skip
         return result
+
+    def _look_for_draws(self) -> tuple[str, ...]:
+        """Note whether Python's or numpy's generator was drawn from since the last call, which no mode sees."""
+        now = host_state()
+        if now != self.host_state:
+            self.host_state = now
+            self.host_draws.setdefault(user_line())
+        return tuple(self.host_draws)
 
     def _inside(self, found: dict[int, torch.Tensor]) -> Inside:
         """Watch a call whose inside is not followed for the weights and the values that it uses."""
@@ -299,7 +309,7 @@ class Recorder(Walk):
             samples=samples, calls=tuple(self.calls), values=tuple(values),
             storages=tuple(self.ledger.storage_sizes()), modules=tuple(modules),
             parameters=tuple(self.ledger.parameters), cuts=cuts, refused_cuts=refused, on_meta=not self.compute,
-            asked=tuple(sorted(self.asked)), draws_on_host=host_state() != self.host_state,
+            asked=tuple(sorted(self.asked)), host_draws=self._look_for_draws(),
             branches=self.branches,
             extra={"results": tuple(results)},
         )  # fmt: skip
@@ -336,14 +346,3 @@ def running_statistics(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return []
     given = (argument(args, kwargs, 1, "running_mean", None), argument(args, kwargs, 2, "running_var", None))
     return [tensor for tensor in given if isinstance(tensor, torch.Tensor)]
-
-
-def user_line() -> str:
-    """Name file and line of the nearest caller outside torch and Headway."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch.", "headway.")) and name != "torch":
-            return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "?"

@@ -104,8 +104,8 @@ def _draws(graph: ModelGraph) -> Iterator[str]:
     others = "micro-batches of other sizes draw other numbers"
     for (where, function), calls in by_place(by_micro_batch(graph)).items():
         yield f"{where}  {function} draws for a whole micro-batch: {others}{_inside(calls)}"
-    if graph.draws_on_host:
-        yield f"Python's or numpy's random numbers are drawn: {others}"
+    for where in graph.host_draws:
+        yield f"{where}  Python's or numpy's random numbers are drawn here or shortly before: {others}"
 
 
 def _buffers(graph: ModelGraph) -> Iterator[str]:

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from headway.collective.world import World
-from headway.graph.chance import argument
+from headway.graph.chance import DROPPED_BY_SAMPLE, argument
 from headway.graph.model import Position
 from headway.graph.walk import short_name
 
@@ -56,7 +56,7 @@ class Chance:
         are neighbours). Any other call draws from a generator seeded by its place, the step and its first sample.
         """
         name = short_name(func)
-        if name in ("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"):
+        if name in DROPPED_BY_SAMPLE:
             given = argument(args, kwargs, 0, "input", None)
             if given.dim() and given.shape[0] % self.samples == 0:
                 return self._dropout(position, name, given, args, kwargs)
