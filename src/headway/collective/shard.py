@@ -24,9 +24,7 @@ from headway.collective.same import check_same
 from headway.collective.ties import sum_over_stages
 from headway.collective.world import Group, World
 from headway.errors import RankError
-
-IN_FLIGHT_BYTES = 64 * MEBIBYTE
-"""Gradients that are on their way to owners, at most, before backward waits for the wire (shard="gradients")."""
+from headway.layout.ownership import IN_FLIGHT_BYTES
 
 
 class ShardedReducer:

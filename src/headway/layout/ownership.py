@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+IN_FLIGHT_BYTES = 64 << 20
+"""Gradients that are on their way to owners, at most, before backward waits for the wire (shard="gradients")."""
+
 
 def share_out(
     sizes: Mapping[str, int],

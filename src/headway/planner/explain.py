@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headway.units import format_bytes, format_seconds
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 
 MAX_REASONS = 3
 MAX_RUNNERS_UP = 3
+
+SHARED: Mapping[str, str] = {
+    "none": "",
+    "optimizer": " that share out optimizer states",
+    "gradients": " that share out gradients and states",
+    "parameters": " that share out parameters, gradients and states",
+}
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
@@ -25,6 +33,7 @@ def layout_text(of: Plan | RunnerUp | Choice) -> str:
     stages = count(of.pipeline * of.chunks, "stage")
     what = f"{copies} of {stages}, {of.schedule}" if of.pipeline * of.chunks > 1 else f"{copies} of the whole model"
     on = f", {of.chunks} on each rank" if of.chunks > 1 else ""
+    on += SHARED[of.shard] if of.data > 1 else ""
     size = f"{'up to ' if of.num_micro_batches > 1 else ''}{count(of.micro_batch, 'sample')}"
     return f"{what}{on}, {count(of.num_micro_batches, 'micro-batch', 'micro-batches')} of {size}"
 

@@ -9,16 +9,17 @@ from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.planner.explain import count
 from headway.planner.refine import SEARCHED
-from headway.planner.wire import LOW_RANK, MENUS, PARTS, low_rank
+from headway.planner.shard import SHARDS
+from headway.planner.wire import FEEDBACK, LOW_RANK, MENUS, PARTS, low_rank
 from headway.schedule.action import Schedule
 from headway.schedule.catalogue import CATALOGUE, chunks_text
 from headway.schedule.exchange import read_rows, write_rows
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
-_ONLY: Mapping[str, object] = {"shard": "none", "tensor": 1, "recompute": "none"}
+_ONLY: Mapping[str, object] = {"tensor": 1, "recompute": "none"}
 _NUMBERS = ("data", "pipeline", "chunks", "micro_batch", "num_micro_batches", "sync_every")
 CODECS = (*PARTS, *MENUS)
-KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", *_ONLY)
+KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", "shard", *_ONLY)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Fixed:
     num_micro_batches: int | None = None
     cuts: tuple[str, ...] | None = None
     codec: str | None = None  # or one of `MENUS`: what may be chosen from
+    shard: str | None = None
     sync_every: int | None = None
 
 
@@ -60,7 +62,8 @@ def read_fixed(
     cuts = _cuts(given["cuts"], graph) if "cuts" in given else None
     _settle_chunks(numbers, None if order else schedule, cuts)
     named = None if codec is None else str(codec)
-    result = Fixed(schedule=schedule, order=order, cuts=cuts, codec=named, **numbers)
+    shard = _shard(given.get("shard"), numbers, named)
+    result = Fixed(schedule=schedule, order=order, cuts=cuts, codec=named, shard=shard, **numbers)
     _check_ranks(result, size, graph)
     _check_syncs(result, size, given.get("shard", "none"))
     _check_samples(result, global_batch)
@@ -90,6 +93,32 @@ def _schedule(value: object, numbers: dict[str, int]) -> tuple[str | None, tuple
             fact = f"schedule {value.name!r} is for {name}={number}, not {numbers[name]}"
             raise _refuse(fact, name, f"{name}={number}, or leave it out")
     return value.name, order
+
+
+def _shard(value: object, numbers: dict[str, int], codec: str | None) -> str | None:
+    """Read what copies share out, and what that asks of the stages."""
+    if value is None:
+        return None
+    if value not in SHARDS:
+        raise _refuse(f"copies cannot share out {value!r}", "shard", f"one of {', '.join(SHARDS)}")
+    shard = str(value)
+    stages = numbers.get("pipeline", 1) * numbers.get("chunks", 1)
+    if shard == "parameters":
+        if stages > 1:
+            fact = f'shard="parameters" is for copies of the whole model, and {count(stages, "stage")} are asked for'
+            raise _refuse(fact, "shard", 'shard="gradients", or pipeline=1')
+        numbers["pipeline"] = numbers["chunks"] = 1
+    if shard == "gradients":
+        if numbers.setdefault("chunks", 1) > 1:
+            fact = f'shard="gradients" is for one stage on each rank, chunks={numbers["chunks"]} asks for more'
+            raise _refuse(fact, "shard", 'shard="optimizer", or chunks=1')
+    if shard != "none" and codec is not None and codec.partition(":")[0] in FEEDBACK:
+        raise _refuse(
+            f"codec {codec} keeps what it loses where gradients are summed for all, which sharding does not do",
+            "codec",
+            'one of fp32, fp16, bf16, int8, or shard="none"',
+        )
+    return shard
 
 
 def _settle_chunks(numbers: dict[str, int], schedule: str | None, cuts: tuple[str, ...] | None) -> None:

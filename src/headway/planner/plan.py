@@ -37,6 +37,7 @@ class RunnerUp:
     seconds: float
     memory: int
     fits: bool
+    shard: str = "none"
     chunks: int = 1
 
 

@@ -15,6 +15,7 @@ from headway.layout.mesh import Mesh
 from headway.layout.split import Split, StagePart, split
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered, order_of
 from headway.planner.route import Route
+from headway.planner.shard import Sharing, divide
 from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, float32_shapes, neighbours, pick
 from headway.schedule.action import Schedule
 from headway.schedule.catalogue import CATALOGUE
@@ -22,6 +23,8 @@ from headway.schedule.simulate import simulate
 
 PASS_SECONDS = 10e-6
 """Seconds that a stage spends on each call of the program, its own or passed over, to follow the model's Python."""
+
+Family = tuple[int, int, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Choice:
     num_micro_batches: int
     chunks: int = 1
     given: tuple[str, ...] = ()  # an order of computations that is no named schedule's, a line for each rank
+    shard: str = "none"
 
     @property
     def splits(self) -> bool:
@@ -42,9 +46,9 @@ class Choice:
         return bool(self.order.split) if self.given else CATALOGUE[self.schedule].split
 
     @property
-    def family(self) -> tuple[int, int, int, str]:
+    def family(self) -> Family:
         """All but the micro-batches."""
-        return self.data, self.pipeline, self.chunks, self.schedule
+        return self.data, self.pipeline, self.chunks, self.schedule, self.shard
 
     @property
     def num_stages(self) -> int:
@@ -192,6 +196,8 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     messages = message_estimates(program, parts, choice, setting.cluster)
     stages: list[StageEstimate] = []
     reductions: list[Reduction] = []
+    held: list[list[str]] = []
+    shares = choice.shard != "none" and choice.data > 1
     for part, own, memory, (first, last) in _held(program, parts, bounds, choice, setting):
         trainable = parameter_bytes(graph, own, trainable=True)
         adding = accumulate_seconds(trainable, choice.num_micro_batches, device)
@@ -213,6 +219,8 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         rest = choice.num_micro_batches * (stage.forward + stage.backward) + stage.update
         coded, other = bytes_by_kind(graph, own)
         route = Route.of(setting.cluster, choice.ranks(part.index))
+        route = replace(route, neighbours=1, near=None) if shares else route  # each rank sends to each owner
+        held.append(own)
         tied = _tied_seconds(graph, parts, part, choice, setting.cluster)
         shapes = float32_shapes(graph, own)
         reductions.append(Reduction(coded, other, route, stage.backward, tied, rest, shapes, setting.sync_every))
@@ -223,6 +231,9 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         replace(s, reduce=r.seconds(wire), static_bytes=s.static_bytes + r.buffer_bytes(wire))
         for s, r in zip(stages, reductions, strict=True)
     ]
+    if shares:
+        way = Sharing(choice.shard, choice.data, choice.num_micro_batches, setting.optimizer_states, device, wire)
+        final = way.stages(divide(graph, parts, held, choice.data, choice.order.placement), stages, reductions)
     near = neighbours(wire, reductions)
     if near > 1:
         how = f"summed by the {near} ranks of each host first, then across hosts"

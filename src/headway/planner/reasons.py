@@ -45,6 +45,11 @@ def _why_layout(best: Priced, candidates: list[Priced], setting: Setting) -> lis
     memory = setting.cluster.device.memory_bytes
     copies = [c for c in candidates if c.choice.pipeline == 1]
     sliced = [c for c in candidates if c.choice.pipeline > 1]
+    if best.choice.shard != "none" and best.choice.data > 1:
+        return [
+            _why_shared(best, candidates, setting),
+            *_against(best, sliced if best.choice.pipeline == 1 else [], memory),
+        ]
     if best.choice.pipeline == 1:
         fits = (
             f"a whole model fits: with gradients and {states_text(setting)} it needs {format_bytes(best.peak)}, "
@@ -62,6 +67,24 @@ def _why_layout(best: Priced, candidates: list[Priced], setting: Setting) -> lis
         f"a whole model does not fit: with gradients and {states_text(setting)} it needs {format_bytes(least.peak)} "
         f"even {count(least.choice.micro_batch, 'sample')} at a time, a rank has {format_bytes(memory)}"
     ]
+
+
+def _why_shared(best: Priced, candidates: list[Priced], setting: Setting) -> str:
+    """Say what sharing out saves, against the leanest plan of the same layout that keeps everything everywhere."""
+    memory = format_bytes(setting.cluster.device.memory_bytes)
+    plain = [c for c in candidates if c.choice.shard == "none" and c.choice.family[:2] == best.choice.family[:2]]
+    what = f"when copies share out {best.choice.shard}"
+    if best.choice.shard == "optimizer":
+        what = "when copies share out the optimizer's states"
+    if not plain:
+        return f"{what}, as asked, a rank needs {format_bytes(best.peak)} of {memory}"
+    least = min(plain, key=lambda c: c.peak)
+    whole = "a whole model" if best.choice.num_stages == 1 else count(best.choice.num_stages, "stage")
+    return (
+        f"{whole} with gradients and {states_text(setting)} needs {format_bytes(least.peak)} even "
+        f"{count(least.choice.micro_batch, 'sample')} at a time, a rank has {memory}; {what} it needs "
+        f"{format_bytes(best.peak)}"
+    )
 
 
 def _against(best: Priced, others: list[Priced], memory: int) -> list[str]:

@@ -15,9 +15,10 @@ from headway.planner.cuts import cut_and_price
 from headway.planner.fingerprint import fingerprint
 from headway.planner.fixed import Fixed, read_fixed
 from headway.planner.plan import Plan, RunnerUp, micro_batches, shares
-from headway.planner.price import Choice, Priced, Program, Setting
+from headway.planner.price import Choice, Family, Priced, Program, Setting
 from headway.planner.reasons import binding, nothing_fits, reasons
 from headway.planner.refine import SEARCHED, refined
+from headway.planner.shard import SHARDS, gathered, not_sliced
 from headway.planner.wire import menu
 from headway.schedule.catalogue import CATALOGUE
 
@@ -85,15 +86,18 @@ def search(
     optimizer_states: int = 2,
     fixed: Mapping[str, object] | None = None,
     codec_work: Mapping[str, float] | None = None,
+    slices: bool = True,
 ) -> Plan:
     """Choose how to train a model on a cluster.
 
     `graph_at(samples)` is the recorded program for a micro-batch of that many samples, with the same cuts for each;
     `times_of(graph)` the seconds of its calls. `global_batch` counts the samples of a step over all ranks,
-    `optimizer_states` the tensors that the optimizer keeps for each parameter (2 for AdamW), `fixed` the decisions
-    already made (fields of `Plan`), `codec_work` the measured seconds that each codec needs for a byte of gradients
-    (without it they stay exact). Every copies x stages that uses all ranks is tried, with every schedule and number of
-    micro-batches, cut by the exact balancer and priced by simulation; fewer ranks only where all cannot be used.
+    `optimizer_states` the tensors that the optimizer keeps for each parameter (2 for AdamW), `slices` says whether it
+    works on slices of parameters; `fixed` are the decisions already made (fields of `Plan`), `codec_work` the measured
+    seconds that each codec needs for a byte of gradients (without it they stay exact). Every copies x stages that uses
+    all ranks is tried, with every schedule and number of micro-batches, cut by the exact balancer and priced by
+    simulation; fewer ranks only where all cannot be used. Where copies of the whole model do not fit, copies that share
+    out states, gradients or parameters are tried too.
     The fastest that fits in memory wins; within 1 %, the one of fewest stages, largest micro-batches, least memory.
 
     Raises PlanError for a value of `fixed` that cannot be used, and when nothing fits in memory.
@@ -104,8 +108,12 @@ def search(
     decided = read_fixed(fixed, size=cluster.size, global_batch=global_batch, graph=first, precision=precision)
     wires = menu(decided.codec, codec_work, cluster)
     setting = Setting(cluster, global_batch, optimizer_states, wires, decided.sync_every or 1)
-    candidates = price_all(programs, setting, decided, max_stages=len(first.cuts) + 1)
+    if decided.shard == "parameters" and not slices:
+        raise not_sliced()
+    max_stages = len(first.cuts) + 1
+    candidates = price_all(programs, setting, decided, max_stages)
     memory = cluster.device.memory_bytes
+    candidates += _sharing(candidates, programs, setting, decided, max_stages, slices)
     best = choose(candidates, memory)
     if best is None:
         raise nothing_fits(candidates, setting)
@@ -114,7 +122,38 @@ def search(
     best, order = refined(best, setting, asked=asked, worth=NEARLY) if asked or not decided.schedule else (best, None)
     why = reasons(best, candidates, setting, program)
     plan = _plan_of(best, candidates, setting, precision, (why[0], order, *why[1:]) if order else why)
-    return replace(plan, made_for=fingerprint(program.graph, cluster))
+    blocks = gathered(program.graph) if plan.shard == "parameters" else ()
+    return replace(plan, blocks=blocks, made_for=fingerprint(program.graph, cluster))
+
+
+def _sharing(
+    candidates: list[Priced], programs: Programs, setting: Setting, fixed: Fixed, max_stages: int, slices: bool
+) -> list[Priced]:
+    """Price copies that share something out: of the whole model if plain ones do not fit, of stages if nothing does.
+
+    Parameters are shared out by copies of the whole model alone.
+    """
+    memory = setting.cluster.device.memory_bytes
+    found: list[Priced] = []
+    copies = [c for c in candidates if c.choice.num_stages == 1 and c.choice.data > 1]
+    if fixed.shard is not None or setting.cluster.size == 1 or any(c.peak <= memory for c in copies):
+        return []
+    for pipeline in (1, None):
+        if pipeline and (fixed.pipeline or 1, fixed.chunks or 1, fixed.cuts or ()) != (1, 1, ()):
+            continue
+        if any(c.peak <= memory for c in (*found, *(candidates if pipeline is None else ()))):
+            break
+        for shard in SHARDS:
+            if shard == "none" or shard == "parameters" and not (pipeline and slices):
+                continue
+            wanted = replace(fixed, shard=shard, pipeline=pipeline or fixed.pipeline)
+            wanted = replace(wanted, chunks=1) if shard == "gradients" else wanted
+            try:
+                tried = price_all(programs, setting, wanted, max_stages)
+            except PlanError:
+                continue  # what else is fixed leaves nothing to share out
+            found += [candidate for candidate in tried if candidate.choice.data > 1]
+    return found
 
 
 def _plan_of(best: Priced, candidates: list[Priced], setting: Setting, precision: str, why: tuple[str, ...]) -> Plan:
@@ -125,6 +164,7 @@ def _plan_of(best: Priced, candidates: list[Priced], setting: Setting, precision
         chunks=choice.chunks,
         schedule=choice.schedule,
         order=choice.given,
+        shard=choice.shard,
         micro_batch=choice.micro_batch,
         num_micro_batches=choice.num_micro_batches,
         global_batch=setting.global_batch,
@@ -182,7 +222,7 @@ def choices(fixed: Fixed, size: int, global_batch: int, max_stages: int) -> Iter
         for schedule, chunks in orders(fixed, pipeline, max_stages, alone=all(p == 1 for _, p in places)):
             for count in _counts(fixed, most, least, pipeline):
                 samples = fixed.micro_batch or -(-most // count)
-                yield Choice(data, pipeline, schedule, samples, count, chunks, fixed.order)
+                yield Choice(data, pipeline, schedule, samples, count, chunks, fixed.order, fixed.shard or "none")
 
 
 def orders(fixed: Fixed, pipeline: int, max_stages: int, *, alone: bool) -> list[tuple[str, int]]:
@@ -295,7 +335,7 @@ def choose(candidates: list[Priced], memory: int) -> Priced | None:
 
 def runners_up(candidates: list[Priced], best: Priced, memory: int) -> list[Priced]:
     """Return the best of every other family (copies, stages, schedule): those that fit by time, then the leanest."""
-    families: dict[tuple[int, int, int, str], list[Priced]] = {}
+    families: dict[Family, list[Priced]] = {}
     for candidate in candidates:
         families.setdefault(candidate.choice.family, []).append(candidate)
     families.pop(best.choice.family, None)
@@ -314,4 +354,5 @@ def _runner_up(other: Priced, memory: int) -> RunnerUp:
         seconds=other.seconds,
         memory=other.peak,
         fits=other.peak <= memory,
+        shard=other.choice.shard,
     )

@@ -70,10 +70,11 @@ def plan(
         there = Cluster(cluster) if isinstance(cluster, str) else cluster
         times: Callable[[ModelGraph], Times] = lambda graph: estimate_times(graph, there.device)  # noqa: E731
         found = search(
-            _recorder(model, loss, batch), times, there, global_batch=samples, optimizer_states=states, fixed=fixed
-        )
+            _recorder(model, loss, batch), times, there, global_batch=samples, optimizer_states=states, fixed=fixed,
+            slices=takes_slices(optimizer),
+        )  # fmt: skip
     else:
-        found = _plan_here(identity, model, loss, batch, samples, states, fixed, verify)
+        found = _plan_here(identity, model, loss, batch, samples, optimizer, fixed, verify)
     if request is not None:
         if request.save is not None:
             found.save(request.save)
@@ -119,7 +120,7 @@ def _middle(graph: ModelGraph) -> Cut:
 
 
 def _plan_here(
-    identity: Identity, model: nn.Module, loss: Loss, batch: Any, samples: int, states: int,
+    identity: Identity, model: nn.Module, loss: Loss, batch: Any, samples: int, optimizer: type[torch.optim.Optimizer],
     fixed: Mapping[str, object] | None, verify: bool,
 ) -> Plan:  # fmt: skip
     world = World.start(identity, deadline=identity.deadline or DEADLINE)
@@ -139,8 +140,9 @@ def _plan_here(
     found: Plan | None = None
     try:
         found = search(
-            graph_at, times_of, here, global_batch=samples, optimizer_states=states, fixed=fixed, codec_work=work
-        )
+            graph_at, times_of, here, global_batch=samples, optimizer_states=optimizer_states(optimizer), fixed=fixed,
+            codec_work=work, slices=takes_slices(optimizer),
+        )  # fmt: skip
     except PlanError as caught:
         error = caught
     told = world.broadcast_object((found, error))
@@ -203,6 +205,11 @@ def _check_loss(result: Any, samples: int) -> None:
     if isinstance(value, Mean):
         value = value.total
     read_loss(value if not isinstance(value, torch.Tensor) else torch.zeros(value.shape), samples)
+
+
+def takes_slices(optimizer: type[torch.optim.Optimizer]) -> bool:
+    """Tell whether an optimizer works on slices of parameters (DTensor), as far as is known: Adafactor does not."""
+    return optimizer.__name__ not in ("Adafactor", "Muon")
 
 
 def optimizer_states(optimizer: Any) -> int:

@@ -1,0 +1,110 @@
+"""Sharding in plans: what it saves by hand-made numbers, when it is chosen, which modules are gathered one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from headway.cost.cluster import Cluster, Device, Link
+from headway.cost.memory import RUNTIME_BYTES_CPU
+from headway.graph.record import record
+from headway.planner.plan import Plan
+from headway.planner.search import search
+from headway.planner.shard import MESSAGE_BYTES, gather_seconds, gathered
+from tests.cost.graphs import chain, times
+from tests.graph.programs import GPT, next_token, square, tokens
+
+LAYER = 256 * 256 * 4
+LAYERS = 8
+
+
+def plan(size: int = 4, memory: int = 1 << 30, bandwidth: float = 1e9, **fixed: object) -> Plan:
+    device = Device("cpu", memory, 1e10, 1e10, 1e9)
+    cluster = Cluster(f"{size}xcpu:1GiB", device=device, link_inside=Link(1e-5, bandwidth))
+    return search(lambda n: chain(n, (256,) * (LAYERS + 1)), times, cluster, global_batch=8, fixed=fixed)
+
+
+def test_static_bytes_are_those_of_the_fullest_owner() -> None:
+    whole = plan(data=4, pipeline=1)
+    states = plan(data=4, pipeline=1, shard="optimizer", num_micro_batches=whole.num_micro_batches)
+    # of two states for each of 8 equal layers a copy keeps those of 2; and it keeps messages
+    saved = 2 * (LAYERS - 2) * LAYER
+    messages = min(MESSAGE_BYTES, LAYERS * LAYER)
+    assert whole.stages[0].static_bytes - states.stages[0].static_bytes == saved - messages
+    assert states.stages[0].update < whole.stages[0].update / 3
+    assert (states.shard, states.neighbours) == ("optimizer", 1) and "share out optimizer states" in str(states)
+    slices = plan(data=4, pipeline=1, shard="parameters", num_micro_batches=whole.num_micro_batches)
+    # parameters, gradients twice and two states: a quarter of each
+    saved = LAYERS * LAYER * (1 + 1 + 2) - LAYERS * LAYER * (1 + 2 + 2) // 4
+    assert whole.stages[0].static_bytes - slices.stages[0].static_bytes == saved - messages
+
+
+def test_what_crosses_takes_as_long_as_it_should() -> None:
+    slow = {"bandwidth": 1e7, "data": 4, "pipeline": 1, "num_micro_batches": 2}
+    whole, states, gradients, slices = (plan(shard=s, **slow) for s in ("none", "optimizer", "gradients", "parameters"))
+    half = gather_seconds(LAYERS * LAYER, 4, Link(1e-5, 1e7))
+    assert half == pytest.approx(0.75 * LAYERS * LAYER / 1e7, rel=1e-3)
+    # to owners and back is one all-reduce; but only the way there hides behind backward
+    assert whole.stages[0].reduce <= states.stages[0].reduce <= 2 * half * 1.01
+    assert states.stages[0].reduce < gradients.stages[0].reduce <= 3 * half * 1.01
+    assert gradients.stages[0].reduce < slices.stages[0].reduce <= 8 * half * 1.01
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])
+def test_a_fixed_shard_is_used(shard: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    made = plan(shard=shard)
+    assert made.shard == shard
+    made.save(tmp_path / "plan.toml")
+    assert Plan.load(tmp_path / "plan.toml") == made
+    assert made.pipeline == 1 or shard != "parameters"
+
+
+def test_states_are_shared_out_when_copies_do_not_fit_and_stages_are_slower() -> None:
+    # 2 MiB of parameters and of gradients, 4 MiB of states: 8 MiB; a quarter of the states is 1 MiB, messages take 2
+    tight = RUNTIME_BYTES_CPU + (9 << 20)
+    assert plan(memory=tight).shard == "none"
+    less = RUNTIME_BYTES_CPU + 31 * LAYER
+    found = plan(memory=less, pipeline=1)
+    assert found.shard != "none" and max(found.memory) <= less
+    assert found.reasons[0].startswith("a whole model with gradients and AdamW's states needs 40")
+    assert "a rank has 39.8 MiB; when copies share out" in found.reasons[0]
+    assert not next(other for other in found.runners_up if other.shard == "none").fits
+    assert plan(memory=less, pipeline=1, data=4, shard="optimizer").reasons[0].startswith("when copies share out the")
+
+
+class Tied(nn.Module):
+    """Blocks of which one has a weight that the last layer uses too, and one whose weight is used outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+        self.last = nn.Linear(4, 4)
+        self.last.weight = self.blocks[1].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.last(x) @ self.blocks[3].weight
+
+
+class Again(nn.Module):
+    """One layer several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.layer(x)
+        return x
+
+
+def test_repeated_blocks_are_gathered_one_at_a_time() -> None:
+    model = GPT()
+    names = [name for name, module in model.named_modules() if type(module).__name__ == "Block"]
+    assert len(names) > 1
+    assert list(gathered(record(model, next_token, tokens()))) == names
+    assert gathered(record(Tied(), square, torch.randn(2, 4))) == ("blocks.0", "blocks.2", "blocks.4")
+    assert gathered(record(Again(), square, torch.randn(2, 4))) == ()
