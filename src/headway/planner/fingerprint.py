@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headway.cost.cluster import Cluster
 from headway.errors import PlanError
-from headway.graph.model import ModelGraph
+from headway.graph.model import ModelGraph, ParameterInfo
 
 REMEDY = "make the plan again with headway.plan(...), or load the plan file that belongs to this script"
 
@@ -18,8 +18,10 @@ REMEDY = "make the plan again with headway.plan(...), or load the plan file that
 class Fingerprint:
     """Summarise what a plan was made for, readable enough to name a difference.
 
-    `parameters` and `calls` are digests; `batch` holds a text for each leaf of the batch, "int64 [*, 128]", where * is
-    the samples; `cluster` is hosts x devices x kind, without memory (what is free differs from run to run).
+    `parameters` (buffers included) and `calls` are digests; `weights` is one of names, shapes and dtypes of parameters
+    alone, `trained` of the names of those that require gradients ("" in plan files of before); `batch` holds a text
+    for each leaf of the batch, "int64 [*, 128]", where * is the samples; `cluster` is hosts x devices x kind, without
+    memory (what is free differs from run to run).
     """
 
     num_parameters: int
@@ -28,6 +30,8 @@ class Fingerprint:
     calls: str
     batch: tuple[str, ...]
     cluster: str
+    weights: str = ""
+    trained: str = ""
 
     @property
     def digest(self) -> str:
@@ -54,7 +58,17 @@ def fingerprint(graph: ModelGraph, cluster: Cluster) -> Fingerprint:
         calls=_digest(f"{call.position} {call.module} {call.function}" for call in graph.calls),
         batch=batch_leaves(graph),
         cluster=cluster_shape(cluster),
+        **digests(graph.parameters),
     )
+
+
+def digests(parameters: Iterable[ParameterInfo]) -> dict[str, str]:
+    """Return the digests `weights` and `trained` of a model's parameters."""
+    own = [p for p in parameters if not p.is_buffer]
+    return {
+        "weights": _digest(f"{p.name} {list(p.shape)} {p.dtype}" for p in own),
+        "trained": _digest(p.name for p in own if p.trainable),
+    }
 
 
 def batch_leaves(graph: ModelGraph) -> tuple[str, ...]:
@@ -81,6 +95,8 @@ def cluster_shape(cluster: Cluster) -> str:
 
 def compare(planned: Fingerprint, met: Fingerprint) -> None:
     """Raise PlanError that says what differs between what a plan was made for and what it meets."""
+    if not planned.weights:
+        met = replace(met, weights="", trained="")
     if planned == met:
         return
     if planned.parameters != met.parameters:

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from headway.collective.slices import fill, whole
 from headway.collective.world import Group, World
 from headway.errors import CheckpointError, PlanError
+from headway.graph.weights import name_weights
+from headway.planner.fingerprint import digests
 from headway.planner.plan import Plan
 
 
@@ -37,6 +39,20 @@ def check_parameters(model: nn.Module, plan: Plan) -> None:
             place="shapes of the parameters",
             remedy="plan again with headway.plan(model, loss, batch)",
         )
+    if plan.made_for is not None and plan.made_for.weights:
+        met = digests(name_weights(model)[0])
+        if met["weights"] != plan.made_for.weights:
+            raise PlanError(
+                "the plan is for another model: names and number of parameters are the same, shapes or dtypes are not",
+                place=f"{total:,} parameters in {len(names)} tensors",
+                remedy="plan again with headway.plan(model, loss, batch)",
+            )
+        if met["trained"] != plan.made_for.trained:
+            raise PlanError(
+                "other parameters require gradients than when this was planned",
+                place=f"{sum(p.requires_grad for p in model.parameters())} of {len(names)} tensors do now",
+                remedy="plan again; or plan with all that will ever be trained, and freeze after headway.parallelize",
+            )
     absent = [name for name, p in model.named_parameters() if p.is_meta]
     if absent:
         raise PlanError(
