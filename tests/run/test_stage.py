@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from headway.errors import SplitError
 from headway.graph.record import record
 from headway.layout.split import split
 from headway.run.stage import Stage
+from headway.run.stage_walk import StageWalk
 from tests.graph.programs import GPT, next_token, square, tokens
 from tests.run.staged import check, difference, train_staged, train_whole
 
@@ -377,6 +379,27 @@ def test_stage_remembers_nothing_wrong_from_pass_to_pass() -> None:
     parts = split(graph, ["blocks.0.mlp", "blocks.2"])
     got = train_staged(model, loss, batch, graph.samples, parts, steps=3)
     assert difference(train_whole(model, loss, batch, graph), got) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["tied gpt", "reads", "experts", "checkpoint", "checkpoint, reentrant", "dropout"])
+def test_a_pass_leaves_nothing_behind(name: str) -> None:
+    """What a pass held is freed when it ends, not when Python next looks for circles of references."""
+    model, loss, batch = CASES[name]()
+    graph = record(model.double(), loss, batch)
+    parts = split(graph, [graph.cuts[len(graph.cuts) // 2].name])
+    train_staged(model, loss, batch, graph.samples, parts)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        train_staged(model, loss, batch, graph.samples, parts, steps=3)
+        gc.collect()
+        left = [thing for thing in gc.garbage if isinstance(thing, (torch.Tensor, StageWalk))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not [thing for thing in left if not isinstance(thing, nn.Parameter)]
 
 
 def test_what_a_stage_does_not_have_is_named() -> None:

@@ -140,7 +140,9 @@ class Stage:
         for key, tensor in walk.made.items():
             if tensor.is_meta:
                 raise self.error(f"the value made at {position_text(key[0])} was not computed")
-        return StageResult(walk.made, {**answers, **walk.answers}, output, walk.captured)
+        result = StageResult(walk.made, {**answers, **walk.answers}, output, walk.captured)
+        vars(walk).clear()  # its parts know each other, and would keep what crosses until Python looks for such circles
+        return result
 
     def error(self, fact: str, place: str | None = None) -> SplitError:
         """Say what went wrong in this stage."""
