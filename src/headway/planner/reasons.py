@@ -32,9 +32,10 @@ def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: P
     if best.why_codec is not None:
         found.insert(1 if best.codec != "fp32" else len(found), best.why_codec)
     if setting.sync_every > 1:
-        found.append(
+        found.insert(
+            1,
             f"copies meet every {setting.sync_every} steps, as asked: not the training of one process. Between, each "
-            "trains on its own samples alone; then the mean of their changes moves the model, with Nesterov's momentum"
+            "trains on its own samples alone; then the mean of their changes moves the model, with Nesterov's momentum",
         )
     if program.times.estimated > 0.05:
         found.append(f"{program.times.estimated:.0%} of the time of calls is estimated ({program.times.origin})")
