@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.checkpoint.training import Bare, build, files_of, optimizer_of, plan_
 from tests.several.ranks import on_ranks, outcomes_on_ranks
 
 CHANGES = (((2, 1), (1, 2)), ((1, 2), (1, 1)), ((1, 1), (2, 1)))  # copies x stages, before and after
+SHARDS = ("none", "optimizer", "parameters", "gradients", "none")  # each is loaded by the next
 
 
 def check_resumed(world: World, folder: str) -> None:
@@ -59,6 +61,39 @@ def test_training_goes_on_under_another_plan(tmp_path: Path) -> None:
     on_ranks(2, check_resumed, str(tmp_path))
 
 
+def check_shards(world: World, folder: str) -> None:
+    """The same for copies that share something out: what one loads goes on as what another saved."""
+    for kind in ("adamw", "sgd"):
+        for number, (before, after) in enumerate(zip(SHARDS, SHARDS[1:], strict=False)):
+            model = put(world, plan_of(2, 1, build(), before), build())
+            optimizer = optimizer_of(kind, model)
+            train(model, optimizer, 0, 2)
+            path = Path(folder) / f"{kind}{number}"
+            headway.save(path, model, optimizer)
+            want_losses = train(model, optimizer, 2, 2)
+            want = {k: v for part in world.gather_objects(whole_state(model, optimizer)) for k, v in part.items()}
+
+            resumed = put(world, plan_of(2, 1, build(), after), build(seed=9))
+            second = optimizer_of(kind, resumed)
+            headway.load(path, resumed, second)
+            assert train(resumed, second, 2, 2) == pytest.approx(want_losses, rel=1e-11)
+            got = {k: v for part in world.gather_objects(whole_state(resumed, second)) for k, v in part.items()}
+            assert got.keys() == want.keys() and len(got) > 30
+            for name in got:
+                torch.testing.assert_close(got[name], want[name], rtol=1e-11, atol=1e-11, msg=f"{after} {name}")
+            if before == "parameters" and world.rank == 0:  # no rank has written all of it
+                sizes: dict[str, int] = {}
+                for key, entry in read_index(path).tensors.items():
+                    if key.startswith(("model/", "optimizer/")):
+                        sizes[entry.part] = sizes.get(entry.part, 0) + math.prod(entry.shape)
+                assert len(sizes) == 2 and max(sizes.values()) < 0.7 * sum(sizes.values())
+
+
+@pytest.mark.several
+def test_what_copies_share_out_is_saved_whole(tmp_path: Path) -> None:
+    on_ranks(2, check_shards, str(tmp_path), timeout=110)
+
+
 def check_parts(world: World, folder: str) -> None:
     """Who writes what, a stage without parameters, and errors that reach every rank."""
     model = put(world, plan_of(1, 2, build()), build())
@@ -77,7 +112,7 @@ def check_parts(world: World, folder: str) -> None:
     assert held - {"embed.weight"} <= written
     assert len(files_of(path)) == 2
 
-    bare = put(world, plan_of(1, 2, Bare()), Bare().double())
+    bare = put(world, plan_of(1, 2, Bare().double()), Bare().double())
     assert len(list(bare.named_parameters())) == (2 if world.rank == 0 else 0)
     optimizer = torch.optim.AdamW(bare.parameters(), lr=0.5)
     train(bare, optimizer, 0, 2)

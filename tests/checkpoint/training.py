@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import headway
+from headway.collective.slices import whole
 from headway.collective.world import World
 from headway.run.parallel import ParallelModel
 
@@ -90,9 +91,9 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.02, weight_decay=0.1)
 
 
-def plan_of(data: int, stages: int, model: nn.Module) -> headway.Plan:
+def plan_of(data: int, stages: int, model: nn.Module, shard: str = "none") -> headway.Plan:
     """Plan with micro-batches of two samples each, so that batch norm sees the same under every plan."""
-    fixed = {"data": data, "pipeline": stages, "num_micro_batches": SAMPLES // 2 // data}
+    fixed = {"data": data, "pipeline": stages, "num_micro_batches": SAMPLES // 2 // data, "shard": shard}
     cluster = f"{data * stages}xcpu:4GiB"
     return headway.plan(model, loss, batches(0, 1)[0], cluster=cluster, fixed=fixed, verify=False)
 
@@ -119,7 +120,9 @@ def whole_state(model: ParallelModel, optimizer: torch.optim.Optimizer) -> dict[
     """Collect the full state of the model and this rank's of the optimizer."""
     state = dict(model.state_dict())
     for name, parameter in model.named_parameters():
-        state |= {f"{name} {k}": v.clone() for k, v in optimizer.state.get(parameter, {}).items() if v is not None}
+        state |= {
+            f"{name} {k}": whole(v).clone() for k, v in optimizer.state.get(parameter, {}).items() if v is not None
+        }
     return state
 
 

@@ -1,0 +1,174 @@
+"""Copies that share out states, gradients or parameters train as one process does, whatever the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import headway
+from headway.collective.world import World
+from headway.run.parallel import ParallelModel
+from tests.several.ranks import on_ranks
+
+STEPS = 5
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3, foreach=False),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=3e-3, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=3e-3, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+}
+
+
+class Block(nn.Module):
+    """Two layers around a nonlinearity, added to their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 10), nn.Linear(10, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    """Blocks between tied embeddings; a frozen layer, one that is never used, and one that some batches use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(13, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.sometimes = nn.Linear(6, 6)
+        self.never = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.frozen(self.word(tokens))
+        for block in self.blocks:
+            x = block(x)
+        return (x + self.scale * self.sometimes(x)) @ self.word.weight.T
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Cross entropy, with the weight of the embedding once more outside of the model."""
+    tokens, targets = batch
+    assert isinstance(model, Net)
+    return nn.functional.cross_entropy(model(tokens), targets) + 0.01 * model.word.weight.square().mean()
+
+
+def batch_of(step: int, samples: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.randint(13, (2, samples), generator=torch.Generator().manual_seed(step))
+    return made[0], made[1]
+
+
+def build() -> Net:
+    torch.manual_seed(1)
+    return Net().double()
+
+
+def train(model: Any, parallel: ParallelModel | None, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Train with clipping; in one step two batches add up, the second of another size; look at the loss between."""
+    values = []
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for batch in (batch_of(step), batch_of(100, 7))[: 2 if step == 2 else 1]:
+            if parallel is None:
+                value = loss(model, batch)
+                value.backward()
+            else:
+                value = parallel.forward_backward(parallel.share(batch))
+            values.append(float(value.detach()))
+        if parallel is None:
+            values.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)))
+        else:
+            values.append(float(parallel.clip_grad_norm(0.3)))
+        optimizer.step()
+        if step == 1:
+            look = batch_of(200, 9)
+            values.append(float(loss(model, look).detach()) if parallel is None else float(parallel.evaluate(look)))
+    return values
+
+
+def plainly(kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    model = build()
+    values = train(model, None, OPTIMIZERS[kind](model.parameters()))
+    return values, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def under_plans(world: World, cases: list[tuple[int, int, str]]) -> list[Any]:
+    """Train under each (copies, stages, shard) with each optimizer; rank 0's values and states."""
+    found = []
+    for data, stages, shard in cases:
+        fixed = {"data": data, "pipeline": stages, "shard": shard, "num_micro_batches": 2}
+        plan = headway.plan(build(), loss, batch_of(0), cluster=f"{world.size}xcpu:4GiB", fixed=fixed)
+        assert plan.shard == shard and (shard != "parameters" or plan.blocks == tuple(f"blocks.{i}" for i in range(4)))
+        for kind in OPTIMIZERS:
+            if (shard, kind) == ("parameters", "adafactor"):
+                continue
+            parallel = ParallelModel(build(), loss, plan, world)
+            optimizer = OPTIMIZERS[kind](parallel.parameters())
+            values = train(None, parallel, optimizer)
+            kept = [len(optimizer.state)] if kind == "adamw" else []
+            found.append((values, parallel.state_dict(), kept))
+    return found
+
+
+@pytest.mark.several
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [(2, 1, "optimizer"), (2, 1, "gradients"), (2, 1, "parameters")],
+        [(2, 2, "optimizer"), (2, 2, "gradients"), (4, 1, "gradients"), (4, 1, "parameters")],
+    ],
+    ids=["2 ranks", "4 ranks"],
+)
+def test_training_equals_one_process(cases: list[tuple[int, int, str]]) -> None:
+    size = cases[0][0] * cases[0][1]
+    ranks = on_ranks(size, under_plans, cases, timeout=110)
+    want = {kind: plainly(kind) for kind in OPTIMIZERS}
+    todo = [(case, kind) for case in cases for kind in OPTIMIZERS if (case[2], kind) != ("parameters", "adafactor")]
+    for results in ranks:
+        for (case, kind), (values, state, _) in zip(todo, results, strict=True):
+            assert values == pytest.approx(want[kind][0], rel=1e-9, abs=1e-12), (case, kind)
+            assert state.keys() == want[kind][1].keys()
+            for name, tensor in state.items():
+                torch.testing.assert_close(tensor, want[kind][1][name], rtol=1e-9, atol=1e-11, msg=f"{case} {name}")
+    # each parameter's states are on one copy; on every copy where parameters are slices
+    trained = sum(p.requires_grad for p in build().parameters()) - 2  # but for those that nobody uses
+    for number, (case, kind) in enumerate(todo):
+        if kind == "adamw":
+            kept = [results[number][2][0] for results in ranks]
+            tied = 1 if case[1] > 1 else 0  # on both stages
+            assert sum(kept) == (trained + tied if case[2] != "parameters" else size * trained), case
+
+
+def rounded(world: World) -> None:
+    """A codec rounds each rank's gradients once; what is refused is refused by name."""
+    exact: dict[str, torch.Tensor] = {}
+    for codec in ("fp32", "fp16", "int8"):
+        for shard in ("optimizer", "gradients", "parameters"):
+            torch.manual_seed(1)
+            fixed = {"data": 2, "shard": shard, "codec": codec}
+            plan = headway.plan(Net(), loss, batch_of(0), cluster="2xcpu:4GiB", fixed=fixed)
+            parallel = ParallelModel(Net(), loss, plan, world)
+            parallel.load_state_dict({name: value.float() for name, value in build().state_dict().items()})
+            parallel.forward_backward(batch_of(0))
+            norm = parallel.clip_grad_norm(1e9)
+            exact.setdefault("norm", norm)
+            assert float(norm) == pytest.approx(float(exact["norm"]), rel=1e-6 if codec == "fp32" else 0.02)
+    with pytest.raises(headway.HeadwayError, match="share parameters out"):
+        parallel(batch_of(0)[0])
+    with pytest.raises(headway.PlanError, match="has none of this optimizer"):
+        headway.plan(
+            Net(), loss, batch_of(0), cluster="2xcpu", optimizer=torch.optim.Adafactor, fixed={"shard": "parameters"}
+        )
+
+
+@pytest.mark.several
+def test_codecs_and_refusals() -> None:
+    on_ranks(2, rounded)
