@@ -58,7 +58,7 @@ def tables(work: Work) -> Mapping[str, Table]:
 
 
 def first_rules(work: Work) -> Iterator[Rules]:
-    """Yield the rules to begin with, the same on all ranks.
+    """Yield the rules to begin with, the same on all ranks: the tables, and how much stages keep.
 
     A stage keeps as many micro-batches as come by while one goes from its forward to its last action and back, at the
     pace of the busiest rank; or some more; or as many as memory takes.
@@ -71,11 +71,17 @@ def first_rules(work: Work) -> Iterator[Rules]:
         for stage in range(len(work.placement))
     ]
     kept = {tuple(max(1, math.ceil(n + more - 1e-9)) for n in natural): None for more in (work.num_micro, 3, 2, 1, 0)}
-    waits = (0.0, 0.5, 1.0) if Kind.W in work.kinds else (0.0,)
-    ranks = work.num_ranks
     kept |= {(1,) * len(natural): None}
-    for name, hungry, patience, most in product(NAMES, (False, True)[: len(waits)], waits, kept):
-        yield Rules((name,) * ranks, most, (patience,) * ranks, (hungry,) * ranks)
+    ranks = work.num_ranks
+    for name, most in product(NAMES, kept):
+        yield Rules((name,) * ranks, most, (0.0,) * ranks, (False,) * ranks)
+
+
+def second_rules(rules: Rules) -> Iterator[Rules]:
+    """Yield rules that treat weight gradients otherwise, on all ranks."""
+    ranks = len(rules.prefer)
+    for hungry, patience in product((False, True), (0.0, 0.5, 1.0)):
+        yield replace(rules, hungry=(hungry,) * ranks, patience=(patience,) * ranks)
 
 
 def changed(rules: Rules, work: Work, chance: random.Random) -> Rules:

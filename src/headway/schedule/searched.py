@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headway.errors import PlanError
@@ -14,7 +14,7 @@ from headway.schedule.catalogue import CATALOGUE
 from headway.schedule.costs import Costs
 from headway.schedule.dispatch import dispatch
 from headway.schedule.lower import lower
-from headway.schedule.rules import Rules, Table, changed, first_rules, tables
+from headway.schedule.rules import NAMES, Rules, Table, changed, first_rules, second_rules, tables
 from headway.schedule.simulate import simulate
 from headway.schedule.swaps import swaps
 from headway.schedule.work import Orders, Work, timed, work_of
@@ -22,6 +22,8 @@ from headway.units import format_bytes
 
 _REFUSED = 40
 """So many schedules of one round may turn out not to fit before there is less room for the next."""
+_KEPT = 4
+"""So many of the first rules are tried with other ways of treating weight gradients."""
 _EQUAL = 1e-9
 """Makespans closer than this, relative, are the same."""
 
@@ -119,19 +121,15 @@ class _Search:
         needed = self._needed()
         rounds = 4 if all(left >= need for left, need in zip(self.room, needed, strict=True)) else 0
         for _ in range(rounds):
-            self.over, refused, best, rules, split = None, 0, math.inf, None, self.splits[0]
-            firsts = [(each, first) for each in self.splits for first in first_rules(self._work(each))]
-            for each, first in firsts:
-                found = self._dispatch(each, first)
-                if found < best:
-                    best, rules, split = found, first, each
-                yield
-                refused += math.isinf(found)
-                if refused > _REFUSED:
-                    break
-            if rules is not None:
-                yield from self._change(best, rules, split, tries // 2)
-            if rules is not None or self.over is None:
+            self.over = None
+            ranked: list[tuple[float, int, frozenset[int], Rules]] = []
+            yield from self._rank(((each, r) for each in self.splits for r in first_rules(self._work(each))), ranked)
+            best = sorted(ranked)[:_KEPT]
+            yield from self._rank(((each, r) for _, _, each, first in best for r in second_rules(first)), ranked)
+            if ranked:
+                length, _, split, rules = min(ranked)
+                yield from self._change(length, rules, split, tries // 2)
+            if ranked or self.over is None:
                 break
             # What travels between stages and comes and goes takes room too: how much is known only now.
             rows = zip(self.room, self.over, needed, strict=True)
@@ -140,6 +138,21 @@ class _Search:
             work = self._work(frozenset(stage for stage, _ in self.best.split))
             for _ in swaps(work, work.orders(self.best), self.room, 4 * tries, self._offer_orders(work)):
                 yield
+
+    def _rank(
+        self, several: Iterable[tuple[frozenset[int], Rules]], ranked: list[tuple[float, int, frozenset[int], Rules]]
+    ) -> Iterator[None]:
+        """Try rules, and put down those whose schedules fit, with their makespans."""
+        refused = 0
+        for split, rules in several:
+            found = self._dispatch(split, rules)
+            yield
+            if math.isinf(found):
+                refused += 1
+            else:
+                ranked.append((found, len(ranked), split, rules))
+            if refused > _REFUSED:
+                break
 
     def _change(self, best: float, rules: Rules, split: frozenset[int], tries: int) -> Iterator[None]:
         """Split no more than helps, then change rules, and what is split, at random for as long as it helps."""
@@ -241,8 +254,20 @@ class _Search:
             self.works[split] = work_of(
                 self.costs, self.placement, self.num_micro, split=split, edges=self.edges, reduce=self.reduce
             )
-            self.tables[split] = tables(self.works[split])
+            if split in self.splits:
+                self.tables[split] = tables(self.works[split])
+            else:
+                self.tables[split] = self._mixed(self.works[split])
         return self.works[split]
+
+    def _mixed(self, work: Work) -> Mapping[str, Table]:
+        """Put together the tables of work that is split in part from those of work split wholly and not at all."""
+        bases = [(self._work(base), self.tables[base]) for base in self.splits]
+        rows = [
+            next((base.job[pair], table) for base, table in bases if pair in base.job)
+            for pair in zip(work.kinds, work.stages, strict=True)
+        ]
+        return {name: [table[name][job] for job, table in rows] for name in NAMES}
 
     def _least(self) -> Work:
         """Give work that costs no more than any mixture of whole and split backwards."""
