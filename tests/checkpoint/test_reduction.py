@@ -97,11 +97,12 @@ def test_what_is_owed_is_saved(codec: str, tmp_path: Path) -> None:
     headway.load(path, build())  # one process leaves it out
     if codec != "int4":
         return
-    # Four copies, and two copies of two stages: each holder of a parameter gets its part of the same sum.
-    for found, losses, _ in on_ranks(4, elsewhere, path, [(4, 1, codec), (2, 2, codec)])[0]:
+    # Two copies of two stages, or four copies: each holder of a parameter gets its part of the same sum. An exact
+    # reduction pays it back at once; stages without copies leave it out.
+    plans = [(2, 2, codec), (4, 1, "fp32"), (1, 4, "fp32")]
+    stages, exact, alone = on_ranks(4, elsewhere, path, plans)[0]
+    for found, losses, _ in (stages, exact):
         for name, residual in before.items():
             torch.testing.assert_close(found[name], residual, rtol=1e-5, atol=1e-9)
         assert 0 < losses[0] < 10
-    # An exact reduction pays it back at once; stages without copies leave it out.
-    exact, alone = on_ranks(2, elsewhere, path, [(2, 1, "fp32"), (1, 2, "fp32")])[0]
-    assert exact[0].keys() == before.keys() and exact[2] == alone[0] == {}
+    assert stages[2].keys() == before.keys() and exact[2] == alone[0] == {}

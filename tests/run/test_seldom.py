@@ -112,7 +112,7 @@ def trained(world: World, stages: int, looks: tuple[int, ...], path: str | None)
 
 
 @pytest.mark.several
-@pytest.mark.parametrize(("stages", "looks", "saved"), [(1, (), False), (1, (4,), True), (2, (5,), False)])
+@pytest.mark.parametrize(("stages", "looks", "saved"), [(1, (4,), True), (2, (5,), False)])
 def test_copies_meet_as_worked_out_in_one_process(
     stages: int, looks: tuple[int, ...], saved: bool, tmp_path: Path
 ) -> None:
