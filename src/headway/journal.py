@@ -128,9 +128,10 @@ class Verified:
 
 @dataclass(frozen=True)
 class CodecChecked:
-    """A bucket of gradients was also summed exactly: `error` is the codec's, relative, over all of its `parameters`.
+    """A bucket of gradients, or a stretch of it, was also summed exactly: `error` is the codec's, relative to the sum.
 
-    `step` counts this rank's reductions from 1. Above the `limit` (None: there is none) the codec gives way to `now`.
+    `parameters` are the bucket's; `step` counts this rank's reductions from 1. Above the `limit` (None: there is none)
+    the codec gives way to `now`.
     """
 
     step: int

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.collective.exact_check import BETTER, LIMITS
+from headway.collective.exact_check import BETTER, LIMITS, MOST_VALUES
 from headway.collective.reduce import Reducer
 from headway.collective.world import World
 from headway.journal import CodecChecked
@@ -74,6 +74,27 @@ def test_the_error_is_measured_and_a_codec_dropped(codec: str) -> None:
         wanted.append(BETTER[wanted[-1]])
     assert ladder == list(zip(wanted, wanted[1:], strict=False)) and last == "fp32"
     assert max(errors[-1]) < 1e-3
+
+
+def stretches(world: World) -> list[float]:
+    """A bucket of three stretches, with gradients that cancel in the second alone."""
+    parameters = {"large": nn.Parameter(torch.zeros(2 * MOST_VALUES + 100))}
+    seen: list[CodecChecked] = []
+    reducer = Reducer(world, world.everyone, parameters, codec="int8", check_every=1, observe=seen.append)
+    gradient = torch.ones(2 * MOST_VALUES + 100)
+    gradient[MOST_VALUES : 2 * MOST_VALUES] = torch.linspace(-1, 1, MOST_VALUES) * (1.0 if world.rank else -0.999)
+    for _ in range(2):
+        parameters["large"].grad = None
+        reducer.begin()
+        reducer.arm()
+        (parameters["large"] * gradient).sum().backward()
+        reducer.finish()
+    return [event.error for event in seen]
+
+
+def test_large_buckets_are_looked_at_in_stretches() -> None:
+    for first, second in on_ranks(2, stretches):
+        assert first < 1e-3 and second > 0.5
 
 
 def nothing_to_say(world: World) -> list[CodecChecked]:
