@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from headway.graph.model import ModelGraph
 from headway.graph.recorder import Recorder
 from headway.graph.twin import twin_of
+from headway.graph.weights import state_of
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -106,7 +107,7 @@ def _as_before(model: nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor
     """Put buffers, attributes and generators of random numbers back; tells which buffers were replaced by others."""
     attributes = [(module, dict(vars(module))) for module in model.modules()]
     buffers = [(name, module, dict(module._buffers)) for name, module in model.named_modules() if module._buffers]
-    contents = [(b, b.clone()) for b in model.buffers() if not b.is_meta]
+    contents = [(b, b.clone()) for b in state_of(model).values() if not b.is_meta]
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None

@@ -14,6 +14,7 @@ from torch.utils.hooks import BackwardHook
 
 from headway.graph.frame import Calls, Frame, Landmarks, call_key
 from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
+from headway.graph.keras import layer_paths
 from headway.graph.model import Position
 
 TENSOR_GETTERS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
@@ -121,8 +122,11 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def module_paths(model: nn.Module) -> dict[int, str]:
-    """Give the path of each module by its id."""
-    return {id(module): name for name, module in model.named_modules()}
+    """Give the path of each module by its id; of Keras models also those of layers, which are no submodules."""
+    paths = {id(module): name for name, module in model.named_modules()}
+    for name, layer in layer_paths(model):
+        paths.setdefault(id(layer), name)
+    return paths
 
 
 class Walk(TorchFunctionMode):

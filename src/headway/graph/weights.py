@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from headway.graph.keras import variables
 from headway.graph.model import ParameterInfo
 
 
@@ -33,3 +34,12 @@ def name_weights(model: nn.Module) -> tuple[list[ParameterInfo], dict[int, tuple
         for t, name, is_buffer in table.values()
     ]  # fmt: skip
     return infos, table
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Give by name what a program may change without gradients: buffers, and the frozen variables of Keras models."""
+    state = dict(model.named_buffers(remove_duplicate=False))
+    frozen = {id(v._value) for v in variables(model) if not v._value.requires_grad}
+    if frozen:
+        state.update((n, p) for n, p in model.named_parameters(remove_duplicate=False) if id(p) in frozen)
+    return state

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headway.collective.world import Group, World
+from headway.graph.weights import state_of
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -22,7 +23,7 @@ class Before:
     @staticmethod
     def of(model: nn.Module, names: Sequence[str]) -> Before:
         """Keep copies of the buffers with these names."""
-        table = dict(model.named_buffers(remove_duplicate=False))
+        table = state_of(model)
         return Before({name: table[name].detach().clone() for name in names if name in table})
 
 
@@ -37,7 +38,7 @@ def agree(world: World, group: Group, model: nn.Module, before: Before) -> None:
     if group.size == 1 or not before.values:
         return
     assert group.index is not None
-    now = dict(model.named_buffers(remove_duplicate=False))
+    now = state_of(model)
     momentum = _momenta(model)
     counters = [name for name, old in before.values.items() if not old.is_floating_point()]
     steps = torch.zeros(group.size, len(counters), dtype=torch.int64)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from headway.collective.slices import fill, whole
 from headway.collective.world import Group, World
 from headway.errors import CheckpointError, PlanError
+from headway.graph.keras import variables
 from headway.graph.weights import name_weights
 from headway.planner.fingerprint import digests
 from headway.planner.plan import Plan
@@ -101,6 +102,9 @@ def drop_others(model: nn.Module, held: Iterable[str]) -> dict[str, nn.Parameter
         for name, own in list(module._parameters.items()):
             if own is not None and id(own) in absent:
                 module._parameters[name] = absent[id(own)]
+    for variable in variables(model):
+        if id(variable._value) in absent:
+            variable._value = absent[id(variable._value)]
     return kept
 
 

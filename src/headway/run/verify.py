@@ -12,6 +12,7 @@ from torch import nn
 
 from headway.errors import SplitError
 from headway.graph.model import ModelGraph
+from headway.graph.weights import state_of
 from headway.journal import Verified
 from headway.layout.split import Split, split
 from headway.run.microbatch import cut, num_samples, read_loss
@@ -47,7 +48,7 @@ def verify_split(
     few = cut(batch, 0, samples)
     chance = Chance(0, 0, 0, samples) if parts.random else None
     whole, worst = split(graph, ()), 0.0
-    buffers = [(b, b.clone()) for b in model.buffers()]
+    buffers = [(b, b.clone()) for b in state_of(model).values()]
     kept = {name: (p.grad, p.requires_grad) for name, p in parameters.items()}
     try:
         for names in groups or [frozenset()]:
