@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from headway.graph.walk import short_name
@@ -17,10 +18,42 @@ DROPOUTS = frozenset(
     "feature_dropout_ rrelu rrelu_".split()
 )
 DROPPED_BY_SAMPLE = frozenset("dropout dropout_ dropout1d dropout2d dropout3d feature_dropout".split())
-"""Dropouts of which each sample draws its own mask, when dim 0 is a multiple of the samples (run/randomness.py)."""
+"""Dropouts of which each sample draws its own mask (run/randomness.py)."""
 
-DRAWN_BY_SAMPLE = DROPPED_BY_SAMPLE | {"scaled_dot_product_attention"}
-"""All calls of which each sample draws its own numbers."""
+DRAWN_WITH_ROWS = frozenset(
+    "rand_like randn_like randint_like bernoulli poisson normal multinomial gumbel_softmax alpha_dropout "
+    "feature_alpha_dropout rrelu".split()
+)
+"""Calls that draw for each row of what they are given."""
+
+DRAWN_IN_PLACE = frozenset(
+    "bernoulli_ normal_ uniform_ random_ exponential_ geometric_ log_normal_ cauchy_ alpha_dropout_ rrelu_ "
+    "feature_dropout_".split()
+)
+"""Calls that draw the rows of what they are given anew."""
+
+DRAWN_WITHOUT_ROWS = frozenset({"rand", "randn", "randint"})
+"""Calls that make rows of numbers out of nothing."""
+
+DRAWN_BY_SAMPLE = frozenset(
+    {*DROPPED_BY_SAMPLE, *DRAWN_WITH_ROWS, *DRAWN_IN_PLACE, *DRAWN_WITHOUT_ROWS}
+    | {"scaled_dot_product_attention", "multi_head_attention_forward"}
+)
+"""All calls of which each sample draws its own numbers, where `sample_dim` finds them."""
+
+
+def sample_dim(shape: Sequence[int], samples: int) -> int | None:
+    """Say along which dim of a tensor its samples lie, as far as the shape tells; None where it does not.
+
+    [samples, ...], [length, samples, width] (but not [samples x heads, length, length]), or [samples x k, ...].
+    """
+    if not shape or not samples or not shape[0]:
+        return None
+    if shape[0] == samples:
+        return 0
+    if len(shape) == 3 and shape[1] == samples != shape[2]:
+        return 1
+    return 0 if shape[0] % samples == 0 else None
 
 
 def host_state() -> tuple[Any, ...]:

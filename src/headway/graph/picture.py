@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headway.graph.chance import DRAWN_BY_SAMPLE
+from headway.graph.chance import DRAWN_BY_SAMPLE, sample_dim
 from headway.graph.model import Call, Cut, ModelGraph
 from headway.graph.repeat import Block, repeated_blocks
 from headway.units import format_bytes, format_count, format_flops
@@ -123,18 +123,14 @@ def by_place(calls: Iterable[Call]) -> dict[tuple[str, str], list[Call]]:
 
 
 def by_micro_batch(graph: ModelGraph) -> list[Call]:
-    """List the draws whose numbers depend on how samples are put together; dropout of samples is drawn by sample."""
+    """List the draws whose numbers depend on how samples are put together: those that are not drawn by sample."""
 
-    def rows(call: Call) -> int:
-        shape = graph.values[call.inputs[0]].shape if call.inputs else ()
-        return shape[0] if shape else 0
+    def by_sample(call: Call) -> bool:
+        values = call.inputs or call.outputs
+        shape = graph.values[values[0]].shape if values else ()
+        return short(call) in DRAWN_BY_SAMPLE and sample_dim(shape, graph.samples) is not None
 
-    return [
-        call
-        for call in graph.calls
-        if call.random
-        and not (short(call) in DRAWN_BY_SAMPLE and rows(call) and graph.samples and rows(call) % graph.samples == 0)
-    ]
+    return [call for call in graph.calls if call.random and not by_sample(call)]
 
 
 def changing_buffers(graph: ModelGraph) -> list[str]:

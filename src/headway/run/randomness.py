@@ -14,9 +14,10 @@ import torch
 from torch.nn import functional
 
 from headway.collective.world import World
-from headway.graph.chance import DROPPED_BY_SAMPLE, argument
+from headway.graph.chance import DROPPED_BY_SAMPLE, argument, sample_dim
 from headway.graph.model import Position
 from headway.graph.walk import short_name
+from headway.run.draws import by_sample
 
 
 @dataclass(frozen=True)
@@ -52,30 +53,36 @@ class Chance:
     def call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute one random torch call.
 
-        Dropout draws a mask for each sample (rows along dim 0 that are a multiple of the samples: tokens of a sample
-        are neighbours). Any other call draws from a generator seeded by its place, the step and its first sample.
+        Each sample draws its own numbers, where the shape tells which are whose (`sample_dim`). Any other call draws
+        from a generator seeded by its place, the step and its first sample.
         """
         name = short_name(func)
         if name in DROPPED_BY_SAMPLE:
             given = argument(args, kwargs, 0, "input", None)
-            if given.dim() and given.shape[0] % self.samples == 0:
+            if sample_dim(given.shape, self.samples) is not None:
                 return self._dropout(position, name, given, args, kwargs)
         if name == "scaled_dot_product_attention" and args and args[0].shape[0] % self.samples == 0:
             return self._attention(position, args, kwargs)
+        done = by_sample(
+            name, func, args, kwargs, self.samples,
+            lambda i: torch.manual_seed(self.number(position, "sample", self.first + i)),
+        )  # fmt: skip
+        if done is not None:
+            return done[0]
         torch.manual_seed(self.number(position, self.first))
         return func(*args, **kwargs)
 
     def keep(self, position: Position, shape: torch.Size, p: float, like: torch.Tensor) -> torch.Tensor:
-        """Draw which elements stay: ones and zeros of `shape`, scaled by 1 / (1 - p).
-
-        `shape` begins with samples x k rows.
-        """
-        rows = shape[0] // self.samples
+        """Draw which elements stay: ones and zeros of `shape`, scaled by 1 / (1 - p)."""
+        dim = sample_dim(shape, self.samples) or 0
         mask = torch.empty(shape, dtype=like.dtype, device=like.device)
         generator = torch.Generator(device=like.device)
-        for i in range(self.samples):
+        for i, own in enumerate(mask.chunk(self.samples, dim)):
             generator.manual_seed(self.number(position, "sample", self.first + i))
-            mask[i * rows : (i + 1) * rows].bernoulli_(1.0 - p, generator=generator)
+            # an own tensor where the samples do not lie in one piece: numbers are drawn in the order of memory
+            own.copy_(
+                torch.empty_like(own, memory_format=torch.contiguous_format).bernoulli_(1.0 - p, generator=generator)
+            )
         return mask.div_(1.0 - p) if p < 1 else mask
 
     def _dropout(self, position: Position, name: str, given: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
