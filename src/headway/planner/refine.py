@@ -30,27 +30,34 @@ def refined(best: Priced, setting: Setting, *, asked: bool, worth: float) -> tup
     actions = choice.num_stages * choice.num_micro_batches
     if choice.pipeline == 1 or choice.given or (not asked and actions > MOST_ACTIONS):
         return best, None
+    tries = TRIES if asked else QUICK_TRIES
     # Splitting a backward has a price, which the stages of a plan without splits do not have in them.
-    passing = 0.0 if choice.splits else PASS_SECONDS
+    kinds = [(0.0, True)] if choice.splits else [(0.0, False), (PASS_SECONDS, True)]
+    found = [_searched(best, setting, passing, split, tries) for passing, split in kinds]
+    result, bound = min(found, key=lambda pair: pair[0].seconds)
+    if not asked and result.seconds >= best.seconds * (1 - worth):
+        return best, None
+    return result, (
+        f"the order is searched for these costs: a step takes {format_seconds(result.seconds)}, "
+        f"with {choice.schedule} {format_seconds(best.seconds)}, in no order less than {format_seconds(bound)}"
+    )
+
+
+def _searched(best: Priced, setting: Setting, passing: float, split: bool, tries: int) -> tuple[Priced, float]:
+    """Price the plan under a searched schedule; `passing` seconds are added to each call. Give its lower bound too."""
+    choice = best.choice
     stages = tuple(replace(stage, forward=stage.forward + passing * stage.num_calls) for stage in best.stages)
     found = searched(
         costs_of(stages, best.messages),
         choice.order.placement,
         choice.num_micro_batches,
         limits=[setting.cluster.device.memory_bytes] * choice.pipeline,
+        split=split,
         edges=best.split.edges,
         reduce=reduces(best.split, choice.data),
-        tries=TRIES if asked else QUICK_TRIES,
+        tries=tries,
     )
     own = replace(choice, schedule=SEARCHED, given=write_rows(found.schedule))
-    if not own.splits:
-        stages = best.stages
     result = priced(own, best.cuts, best.split, stages, best.messages)
-    result = replace(best, choice=own, stages=stages, seconds=result.seconds, memory=result.memory)
-    if not asked and result.seconds >= best.seconds * (1 - worth):
-        return best, None
-    return result, (
-        f"the order is searched for these costs: {format_seconds(found.makespan)} for a schedule, "
-        f"{choice.schedule} takes {format_seconds(best.seconds - result.seconds + found.makespan)}, "
-        f"and no order of this work less than {format_seconds(found.bound)}"
-    )
+    changed = replace(best, choice=own, stages=stages, seconds=result.seconds, memory=result.memory)
+    return changed, result.seconds - found.makespan + found.bound
