@@ -1,4 +1,4 @@
-"""Compares what crosses a slow link between hosts: codecs with gloo's all-reduce, a GPT's steps with torch's DDP.
+"""Compares what crosses a slow link between hosts: codecs with gloo's all-reduce, steps of models with torch's DDP.
 
     python benchmarks/slow_links.py [--rates 1gbit 200mbit] [--hosts 2] [--per-host 1] [--rounds 5] [--megabytes 100]
 
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+PARTS = ("reduce", "overlap", "train")
 FRAME = 1514 / 1448  # bytes of an Ethernet frame that carry 1448 bytes of a TCP stream
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=["1gbit", "200mbit"])
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--per-host", type=int, default=1, help="ranks on each host")
-    parser.add_argument("--only", choices=("reduce", "train"), help="half of it")
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="steps of each contender in a round")
     parser.add_argument("--megabytes", type=int, default=100, help="size of the all-reduce, at the first rate")
@@ -65,7 +66,7 @@ def main() -> None:
     with make_hosts(count, rates[0]) as hosts:
         for number, rate in enumerate(rates):
             hosts.shape(rate)
-            for what in ("reduce", "train") if number == 0 else ("train",):
+            for what in PARTS[bool(number) :]:  # the all-reduce at the first rate alone
                 if only not in (None, what):
                     continue
                 outputs = hosts.run_ranks(Path(__file__), what, rate, setting, timeout=900, per_host=given["per_host"])
@@ -82,7 +83,7 @@ def rank_main(what: str, rate: str, setting: Setting) -> None:
 
     torch.set_num_threads(1)
     world = World.start(identify(), deadline=120.0)
-    (reduce if what == "reduce" else train)(world, rate, setting)
+    {"reduce": reduce, "overlap": overlap, "train": train}[what](world, rate, setting)
     world.barrier()
     world.close()
     sys.stdout.flush()
@@ -119,6 +120,63 @@ def reduce(world: Any, rate: str, setting: Setting) -> None:
     say(world, f"all-reduce of {setting.megabytes} MB, {told(setting, hosts)}, {rate}, {setting.rounds} rounds")
     say(world, f"  float32 at the link's rate: {limit:.3f} s, {limit * FRAME:.3f} s with the headers of its frames")
     table(world, seconds, "gloo, float32", 1.0, "s")
+
+
+def overlap(world: Any, rate: str, setting: Setting) -> None:
+    """Compare steps whose backward sleeps, 25 ms a layer of 4 MB: as an accelerator it leaves the core free."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from headway.collective.reduce import Reducer
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            time.sleep(0.025)
+            return gradients
+
+    class Sleeper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(Sleep.apply(x))
+            return x.sum()
+
+    x = torch.randn(1, 1024)
+    models = {name: Sleeper() for name in ("no reduction", "DDP", "Reducer, fp32", "Reducer, fp16", "Reducer, int8")}
+    ddp = DistributedDataParallel(models["DDP"])
+    reducers = {
+        name: Reducer(
+            world, world.everyone, dict(model.named_parameters()), codec=name.split()[1], neighbours=setting.per_host
+        )
+        for name, model in models.items()
+        if name.startswith("Reducer")
+    }
+
+    def step(name: str) -> None:
+        models[name].zero_grad()
+        if name in reducers:
+            reducers[name].begin(1.0 / world.size)
+            reducers[name].arm()
+        (ddp if name == "DDP" else models[name])(x).backward()
+        if name in reducers:
+            reducers[name].finish()
+
+    names = {name: name for name in models}
+    in_rounds(world, names, lambda name: timed(world, lambda: step(name)), 2)
+    seconds = in_rounds(world, names, lambda name: timed(world, lambda: step(name)), 2 * setting.rounds)
+    say(
+        world, f"6 layers of 4 MB, backward sleeps 25 ms each, {told(setting, world.size // setting.per_host)}, {rate}:"
+    )
+    table(world, seconds, "DDP", 1e3, "ms")
 
 
 def train(world: Any, rate: str, setting: Setting) -> None:
@@ -260,7 +318,7 @@ def load_example() -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] in ("reduce", "train"):
+    if len(sys.argv) == 4 and sys.argv[1] in PARTS:
         rank_main(sys.argv[1], sys.argv[2], Setting(**json.loads(sys.argv[3])))
     else:
         main()
