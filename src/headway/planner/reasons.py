@@ -39,6 +39,7 @@ def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: P
         )
     if program.times.estimated > 0.05:
         found.append(f"{program.times.estimated:.0%} of the time of calls is estimated ({program.times.origin})")
+    found += program.graph.notes
     return tuple(found)
 
 
