@@ -219,3 +219,5 @@ def test_what_does_not_fit_or_makes_no_sense_is_refused() -> None:
     for placement, micros, limits in (((), 1, None), ((0, 1), 0, None), ((0, 2), 1, None), ((0, 1), 1, [1])):
         with pytest.raises(ValueError, match="no ranks|limits of"):
             searched(costs, placement, micros, limits=limits)
+    with pytest.raises(ValueError, match="Costs.backward has 0 stages"):
+        searched(Costs((1.0, 1.0)), (0, 1), 2)

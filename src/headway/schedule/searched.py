@@ -100,6 +100,7 @@ class _Search:
         self.tables: dict[frozenset[int], Mapping[str, Table]] = {}
         self.splits = ([frozenset(range(len(placement)))] if split else []) + [frozenset[int]()]
         self.room = self._room()
+        costs.check(self._one_at_a_time())
         self.bound = lower_bound(self._least(), self.room)
 
     def run(self, tries: int, enough: float) -> Searched:
