@@ -144,6 +144,11 @@ class Ledger:
             self.graph_storages.add(self.storage_id(tensor))
         return True
 
+    def let_go(self) -> None:
+        """Forget all tensors: autograd holds this ledger by its hook, and they hold autograd; no collector sees that."""
+        for table in (self.weights, self.known, self.twins, self.storages, self.weight_storages):
+            table.clear()
+
     def note_saved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note what autograd keeps for backward (a hook of torch.autograd.graph.saved_tensors_hooks)."""
         storage = storage_of(tensor)

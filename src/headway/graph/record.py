@@ -99,7 +99,9 @@ def _record(
             watching.enter_context(recorder.flop_counter)
             watching.enter_context(recorder)
             result = loss(model, batch)
-        return Recording(recorder.graph(samples, result, replaced()), result)
+        graph = recorder.graph(samples, result, replaced())
+        recorder.ledger.let_go()
+        return Recording(graph, result)
 
 
 @contextmanager
