@@ -29,8 +29,8 @@ from headway.errors import PlanError
 from headway.graph.interception import INTERCEPTION
 from headway.graph.walk import Walk
 
-SUMS_AT_A_TIME = 2
-"""Blocks whose gradients are on the wire, each as large as the block's parameters, before backward waits."""
+SUMS_AT_A_TIME = 1
+"""Blocks whose gradients are on the wire while those of the next one are computed: each takes its memory once more."""
 
 
 class FullyShardedReducer:
