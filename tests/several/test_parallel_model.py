@@ -259,3 +259,61 @@ def test_an_error_in_the_users_code_says_where_it_happened() -> None:
     assert "a sample that is not liked" in outcomes[1].trace
     assert "stage 1 of 2" in outcomes[1].trace and "micro-batch 2" in outcomes[1].trace
     assert isinstance(outcomes[0].error, headway.RankError) and outcomes[0].seconds < 20
+
+
+class Bare(nn.Module):
+    """Two layers with a good deal between them that has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.between = nn.Sequential(nn.Tanh(), nn.Softplus(), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.between(self.before(x)))
+
+
+def bare_loss(model: nn.Module, x: torch.Tensor) -> Mean:
+    """A sum over samples that counts as one."""
+    return Mean(model(x).square().sum(), 1.0)
+
+
+def without_parameters(world: World) -> list[list[float]]:
+    """Train where rank 1 holds stages without parameters; losses and norms of each schedule."""
+    found = []
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).double()
+    for schedule, cuts in (
+        ("zero_bubble_v", ("between.0", "between.1", "after")),
+        ("interleaved", ("between", "between.1", "after")),
+        ("zero_bubble", ("between.1",)),
+    ):
+        torch.manual_seed(0)
+        net = Bare().double()
+        fixed = {"pipeline": 2, "schedule": schedule, "cuts": cuts, "num_micro_batches": 3}
+        plan = headway.plan(net, bare_loss, x, cluster="2xcpu:4GiB", fixed=fixed)
+        model = ParallelModel(net, bare_loss, plan, world)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        numbers = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            numbers += [float(model.forward_backward(x)), float(model.clip_grad_norm(0.5))]
+            optimizer.step()
+        found.append(numbers)
+    return found
+
+
+@pytest.mark.several
+def test_stages_without_parameters_and_a_loss_that_is_a_sum() -> None:
+    torch.manual_seed(0)
+    net = Bare().double()
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).double()
+    optimizer, want = torch.optim.AdamW(net.parameters(), lr=0.01), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = net(x).square().sum()
+        (value / 3).backward()  # three micro-batches, of which each counts as one
+        want += [float(value.detach()) / 3, float(nn.utils.clip_grad_norm_(net.parameters(), 0.5))]
+        optimizer.step()
+    for by_schedule in on_ranks(2, without_parameters):
+        for numbers in by_schedule:
+            assert numbers == pytest.approx(want, rel=1e-9)
