@@ -145,7 +145,7 @@ class Ledger:
         return True
 
     def let_go(self) -> None:
-        """Forget all tensors: autograd holds this ledger by its hook, they hold autograd, and no collector sees that."""
+        """Forget all tensors: autograd holds this ledger by a hook, and they hold autograd, unseen by the collector."""
         for table in (self.weights, self.known, self.twins, self.storages, self.weight_storages):
             table.clear()
 
