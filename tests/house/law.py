@@ -88,6 +88,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "run/apart.py: _top_saved_tensors_default_hooks": "the function that tells who handles what is saved",
     "run/apart.py: _backward_hooks": "a weight with hooks of the user's is not split; no public name lists them",
     "run/apart.py: _post_accumulate_grad_hooks": "hooks of the other kind",
+    "run/alive.py: _getframe": "looks at what the program holds; inspect.stack reads every file on the way",
     "run/hold.py: _parameters": "swaps a parameter where modules override __setattr__",
     "graph/weights.py: _value": "the parameter of a Keras variable; `value` may be a copy of it in lower precision",
     "run/hold.py: _value": "swaps a parameter in the Keras variable that layers find it by",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,9 +39,10 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).square().mean()
 
 
-def case() -> tuple[nn.Module, torch.Tensor, Split, Callable[[int], ModelGraph]]:
+def case(make: Callable[[], nn.Module]) -> tuple[nn.Module, torch.Tensor, Split, Callable[[int], ModelGraph]]:
     torch.manual_seed(0)
-    model, batch = Net(), torch.randn(8, WIDTH)
+    model: Any = make()
+    batch = torch.randn(8, WIDTH)
     model.layers[1].weight.requires_grad_(False)
     model.layers[0].weight.grad = torch.ones(WIDTH, WIDTH)
 
@@ -50,13 +50,13 @@ def case() -> tuple[nn.Module, torch.Tensor, Split, Callable[[int], ModelGraph]]
     return model, batch, split(graph, ("layers.1", "layers.3")), lambda samples: graph
 
 
-def verified(memory: int | None, change: Callable[[Split], Split] = lambda parts: parts) -> Verified:
-    model, batch, parts, graph_at = case()
+def verified(memory: int | None, make: Callable[[], nn.Module] = Net) -> Verified:
+    model, batch, parts, graph_at = case(make)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     flags = {name: p.requires_grad for name, p in model.named_parameters()}
     state = torch.get_rng_state()
     try:
-        return verify_split(model, loss, batch, change(parts), graph_at, memory=memory)
+        return verify_split(model, loss, batch, parts, graph_at, memory=memory)
     finally:
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
         assert {name: p.requires_grad for name, p in model.named_parameters()} == flags
@@ -82,20 +82,22 @@ def test_as_much_is_compared_as_fits(memory: int | None, words: str) -> None:
     assert outcome.largest_difference is None or outcome.largest_difference < 1e-5
 
 
-def without_gradients(parts: Split) -> Split:
-    """Cut the gradient at the first border."""
-    rows = []
-    for part in parts.stages:
-        sends = tuple(replace(c, differentiable=c.source != 0) for c in part.sends)
-        receives = tuple(replace(c, differentiable=c.source != 0) for c in part.receives)
-        rows.append(replace(part, sends=sends, receives=receives))
-    return replace(parts, stages=tuple(rows))
+def moody() -> nn.Module:
+    """Make a model whose first layer's gradient grows from call to call."""
+    model, calls = Net(), [0]
+
+    def hook(module: nn.Module, args: Any, result: torch.Tensor) -> None:
+        calls[0] += 1
+        result.register_hook(lambda gradient, times=calls[0]: gradient * times)
+
+    model.layers[0].register_forward_hook(hook)
+    return model
 
 
 @pytest.mark.parametrize("memory", [None, 4 * LAYER + 2 * 2 * LAYER + SAVED // 2])
-def test_a_wrong_division_is_found_by_name(memory: int | None) -> None:
+def test_a_wrong_gradient_is_found_by_name(memory: int | None) -> None:
     with pytest.raises(SplitError, match=r"the gradient of layers\.0\.(weight|bias) differs"):
-        verified(memory, without_gradients)
+        verified(memory, moody)
 
 
 def test_a_model_on_meta_is_not_verified() -> None:

@@ -7,12 +7,15 @@ import random
 import pytest
 import torch
 
+from headway.errors import SplitError
 from headway.graph.record import record
 from headway.layout.split import split
 from tests.run.staged import difference, train_staged, train_whole
-from tests.zoo.plain import FAMILIES
+from tests.zoo import plain, plain_loops, plain_training
 
-SECOND_BATCH_TAKES_ANOTHER_WAY = ("adaptive_steps", "deep_equilibrium")  # loops of torch calls that data ends
+FAMILIES = plain.FAMILIES | plain_loops.FAMILIES | plain_training.FAMILIES
+ANOTHER_WAY = ("early_exit", "tree_recursion")
+"""Families whose other batch may need what no call had shown: then a cut inside is refused, never wrong."""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's own
@@ -26,12 +29,17 @@ def test_stages_train_as_the_whole(family: str) -> None:
     torch.manual_seed(7)
     _, _, other = FAMILIES[family]()
     graph = record(model, loss, batch)
-    batches = [batch] if family in SECOND_BATCH_TAKES_ANOTHER_WAY else [batch, other]
+    batches = [batch, other]
     wanted = [train_whole(model, loss, each, graph) for each in batches]
     draw = random.Random(family)
     for stages in (2, 3, 4):
         places = sorted(draw.sample(range(len(graph.cuts)), min(stages - 1, len(graph.cuts))))
         cuts = [graph.cuts[i].name for i in places]
         for want, each in zip(wanted, batches, strict=True):
-            got = train_staged(model, loss, each, graph.samples, split(graph, cuts))
+            try:
+                got = train_staged(model, loss, each, graph.samples, split(graph, cuts))
+            except SplitError:
+                if family in ANOTHER_WAY and each is other:
+                    continue
+                raise
             assert difference(want, got) < 1e-10, cuts

@@ -1,149 +1,156 @@
-"""The large zoo: each family of ../shared/zoo recorded, cut in two and four at balanced and at random places, compared.
+"""The large zoo: hundreds of families recorded, cut in two and four and compared, and a sample in real processes.
 
-`make zoo` runs it, with what libraries are installed; another folder goes by ZOO=folder. A table by library ends it.
+`make zoo` runs it, with what libraries are installed; another folder for the given zoo goes by ZOO=folder, and a part
+of the names by ZOO_ONLY="timm,torch nerf". A table by library ends it.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import random
-import sys
+import signal
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from headway.graph.model import ModelGraph
-from headway.graph.record import record
-from headway.layout.split import split
-from tests.run.staged import difference, train_staged, train_whole
+import headway
+from headway.collective.world import World
+from headway.run.microbatch import cut
+from headway.run.parallel import ParallelModel
+from tests.several.ranks import on_ranks
+from tests.zoo.everything import families
+from tests.zoo.looking import COLUMNS, Family, Look, built, by_samples, look_at, takes_double
 
-FOLDER = Path(os.environ.get("ZOO", Path(__file__).parents[3] / "shared" / "zoo"))
-LIMIT = 1e-6  # in float64, except where a family insists on float32
-COLUMNS = ("families", "built", "recorded", "equal", "second batch", "smaller batch")
+SECONDS = 300
+"""A family may take this long."""
+SAMPLE = 40
+"""So many families go through real processes."""
 
 KNOWN = {
-    "pt_stoch_depth": "leaves layers out at random: what crosses a cut between them depends on the draw",
+    "torch tree_recursion": "another tree in each batch: a cut inside it cannot be found again",
+    "torch early_exit": "a batch that goes on where the recorded one stopped takes layers that no call had shown",
+    "torch scheduled_sampling": "a shorter loop, cut behind its end",
+    "vit_pytorch ats": "chooses tokens by value, and other calls with them",
 }
 """Families that do not always pass, and why."""
 
 
-def registry() -> Any:
-    """Import the zoo."""
-    os.environ.setdefault("KERAS_BACKEND", "torch")
-    sys.path.insert(0, str(FOLDER))
-    return importlib.import_module("registry")
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Stop what takes too long."""
 
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"more than {seconds} s")
 
-def as_double(value: Any) -> Any:
-    """Give floating tensors twice the digits."""
-    return tree_map(lambda t: t.double() if isinstance(t, torch.Tensor) and t.dtype is torch.float32 else t, value)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def balanced(graph: ModelGraph, stages: int) -> list[str]:
-    """Name the allowed cuts nearest to equal FLOPs."""
-    sums, done = [], 0
-    for call in graph.calls:
-        sums.append(done)
-        done += call.flops + call.bytes
-    names = [min(graph.cuts, key=lambda c: abs(sums[c.index] - done * n / stages)).name for n in range(1, stages)]
-    return list(dict.fromkeys(names))
-
-
-def at_random(graph: ModelGraph, stages: int, draw: random.Random) -> list[str]:
-    """Name any allowed cuts."""
-    count = min(stages - 1, len(graph.cuts))
-    return [graph.cuts[i].name for i in sorted(draw.sample(range(len(graph.cuts)), count))]
-
-
-def smaller(batch: Any) -> Any:
-    """Take the first sample alone, where every tensor has the same number of them."""
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    if not leaves or any(not t.dim() or t.shape[0] != leaves[0].shape[0] or t.shape[0] < 2 for t in leaves):
-        return None
-    return tree_map(lambda t: t[:1] if isinstance(t, torch.Tensor) else t, batch)
-
-
-def look_at(build: Callable[[], Any], loss: Callable[[nn.Module, Any], Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Try one family; gives what worked, by column, and ends with the first thing that did not."""
-
-    def fresh(seed: int = 0) -> tuple[nn.Module, Any]:
-        torch.manual_seed(seed)
-        return build()
-
-    model, batch = fresh()
-    model.train()
-    convert: Callable[[Any], Any] = as_double
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
     try:
-        loss(model.double(), as_double(batch))
-    except Exception:  # a library's own constants are single
-        convert = _as_it_is
-        model, batch = fresh()
-        loss(model, batch)
-    else:
-        model, batch = fresh()
-        model = model.double()
-    yield "built", None
-    batch, second = convert(batch), convert(fresh(5)[1])
-    # Keras gives each copy other names, so each copy is built like the first
-    clone = (lambda _: fresh()[0].double()) if name.startswith("keras") else None
-    options: dict[str, Any] = {"clone": clone} if clone else {}
-    graph = record(model, loss, batch)
-    yield "recorded", graph
-    draw = random.Random(name)
-    splits = [balanced(graph, 2), balanced(graph, 4), at_random(graph, 2, draw), at_random(graph, 4, draw)]
-    for column, data in (("equal", batch), ("second batch", second), ("smaller batch", smaller(batch))):
-        if data is None:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def train_on_two(world: World, name: str) -> float:
+    """Train a step in two stages with two micro-batches; gives the largest relative difference of this rank."""
+    family = families()[name]
+    double = takes_double(family)
+    model, loss, batch = built(family, 0, double=double)
+    whole, _, _ = built(family, 0, double=double)
+    half = _samples(batch) // 2
+    for start in (0, half):
+        (loss(whole, cut(batch, start, start + half)) / 2).backward()
+    fixed = {"pipeline": 2, "num_micro_batches": 2}
+    plan = headway.plan(model, loss, batch, cluster=f"{world.size}xcpu:8GiB", fixed=fixed)
+    parallel = ParallelModel(model, loss, plan, world)
+    parallel.forward_backward(batch)
+    want = dict(whole.named_parameters())
+    largest = max(float(p.grad.abs().max()) for p in want.values() if p.grad is not None)
+    worst = 0.0
+    for key, parameter in parallel.named_parameters():
+        expected = want[key].grad
+        if parameter.grad is not None and expected is not None:
+            worst = max(worst, float((parameter.grad - expected).abs().max()) / largest)
+    return worst
+
+
+def _samples(batch: Any) -> int:
+    return next(t.shape[0] for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, torch.Tensor))
+
+
+def fit_for_processes(table: dict[str, Family], names: list[str], looks: dict[str, Look]) -> list[str]:
+    """Choose families, evenly over all, whose batch has two samples or more and that draw no random numbers."""
+    fit = []
+    for name in names:
+        graph = looks[name].graph
+        if graph is None or graph.random or graph.samples % 2 or not graph.cuts:
             continue
-        try:
-            want = train_whole(model, loss, data, graph, **options)
-        except Exception:
-            if column == "equal":
-                raise
-            continue  # the model itself does not take it
-        for cuts in splits:
-            got = train_staged(model, loss, data, graph.samples, split(graph, cuts), **options)
-            far = difference(want, got)
-            assert far < (LIMIT if convert is as_double else 1e-3), f"{column}: {far:.1e} at {cuts}"
-        yield column, None
+        if by_samples(built(table[name], 0, double=False)[2]):
+            fit.append(name)
+    return fit[:: max(1, len(fit) // SAMPLE)][:SAMPLE]
 
 
 @pytest.mark.zoo
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(6 * 3600)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.skipif(not (FOLDER / "registry.py").exists(), reason=f"no zoo in {FOLDER}")
 def test_every_family(capsys: pytest.CaptureFixture[str]) -> None:
-    zoo = registry()
+    only = [part for part in os.environ.get("ZOO_ONLY", "").split(",") if part]
+    table = {name: f for name, f in families().items() if not only or any(part in name for part in only)}
+    done: dict[str, list[str]] = {}
+    looks: dict[str, Look] = {}
+    seconds: dict[str, float] = {}
+    failures: dict[str, str] = {}
 
-    def loss(model: nn.Module, batch: Any) -> Any:
-        return zoo.loss_of(model(**batch))
-
-    table: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    failures = {}
-    for name, build in zoo.FAMILIES.items():
-        row, start, column = table[name.split("_")[0]], time.perf_counter(), "not built"
-        row["families"] += 1
-        try:
-            for column, _ in look_at(build, loss, name):
-                row[column] += 1
-        except Exception as error:
-            if column != "not built" and name not in KNOWN:
-                failures[name] = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    def say(text: str) -> None:
         with capsys.disabled():
-            print(f"{name:40} {column:14} {time.perf_counter() - start:5.1f} s  {failures.get(name, '')}", flush=True)
-    with capsys.disabled():
-        print("\n" + "".join(f"{text:>15}" for text in ("library", *COLUMNS)))
-        for library, row in table.items():
-            print(f"{library:>15}" + "".join(f"{row[column]:15}" for column in COLUMNS))
+            print(text, flush=True)
+
+    for name, family in table.items():
+        start, columns = time.perf_counter(), []
+        try:
+            with at_most(SECONDS):
+                for column, look in look_at(family, name):
+                    columns.append(column)
+                    looks[name] = look
+        except Exception as error:
+            if columns and name not in KNOWN:
+                failures[name] = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+        done[name], seconds[name] = columns, time.perf_counter() - start
+        say(f"{name:45} {seconds[name]:5.1f} s  {' '.join(columns):65} {failures.get(name, '')}")
+    for name in fit_for_processes(table, [n for n in table if "equal" in done[n] and n not in failures], looks):
+        try:
+            far = max(on_ranks(2, train_on_two, name, timeout=180.0, deadline=60.0))
+            assert far < 1e-3, f"{far:.1e}"
+            done[name].append("processes")
+        except BaseException as error:  # pytest.fail is no Exception
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            done[name].append("processes tried")
+            failures[f"{name} in processes"] = str(error).replace("\n", " ")[-300:]
+        say(f"{name:45} {done[name][-1]} {failures.get(f'{name} in processes', '')}")
+    say(as_table(done, looks, seconds))
+    for name, reason in failures.items():
+        say(f"{name}: {reason}")
     assert not failures
+
+
+def as_table(done: dict[str, list[str]], looks: dict[str, Look], seconds: dict[str, float]) -> str:
+    """Count by library what went well; balance and seconds are medians, tensors the most."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    for name in done:
+        rows[name.split()[0]].append(name)
+    columns = (*COLUMNS, "processes")
+    lines = ["\n| | families | " + " | ".join(columns) + " | balance | tensors | seconds |", "| --- " * 14 + "|"]
+    for library, names in rows.items():
+        cells = [library, str(len(names)), *(str(sum(column in done[n] for n in names)) for column in columns)]
+        seen = [looks[n] for n in names if n in looks and looks[n].balance]
+        cells.append(f"{statistics.median(look.balance for look in seen):.2f}" if seen else "")
+        cells.append(str(max(look.crossing for look in seen)) if seen else "")
+        cells.append(f"{statistics.median(seconds[n] for n in names):.1f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

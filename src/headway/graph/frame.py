@@ -13,6 +13,10 @@ Calls = Mapping[Position, Sequence[Sequence[str]]]
 """For the position of a frame: the torch calls after each landmark, in order, as `call_key` writes them."""
 
 
+NOT_NOTED = "-"
+"""Stands for an event that the recorder counted and did not note."""
+
+
 def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
     """Place the module calls of a frame, by path and occurrence; a "+" before a path puts it after the one before it.
 
@@ -32,17 +36,24 @@ def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], tuple[int, int
 
 
 def call_key(function: str, dims: int, weight: str = "") -> str:
-    """Write without blanks what a torch call is known by: function, dims of its first tensor, its first parameter."""
-    return f"{function}/{dims}:{weight}".replace(" ", "_")
+    """Write without blanks what a torch call is known by: function, its first parameter, dims of its first tensor."""
+    return f"{function}:{weight}/{dims}".replace(" ", "_")
 
 
-def _alike(known: str, key: str) -> bool:
-    """Compare two calls; one whose parameter goes by another object now (a sharded one) is known by the rest."""
+def _alike(known: str, key: str, shift: int = 0) -> bool:
+    """Compare two calls; one whose parameter goes by another object now (a sharded one) is known by the rest.
+
+    Values of the model may have `shift` dims more than recorded: sequences where there were none.
+    """
     if known == key:
         return True
-    call, _, weight = known.partition(":")
-    other, _, other_weight = key.partition(":")
-    return call == other and not (weight and other_weight)
+    name, _, dims = known.rpartition("/")
+    other, _, other_dims = key.rpartition("/")
+    if not name or dims != other_dims and int(other_dims) - int(dims) != shift:
+        return False
+    call, _, weight = name.partition(":")
+    other_call, _, other_weight = other.partition(":")
+    return call == other_call and not (weight and other_weight and weight != other_weight)
 
 
 class Answered:
@@ -59,7 +70,7 @@ class Answered:
 
 
 NEAR, ALONE = 3, 12
-"""How many recorded calls may be left out before one that is known at once: any; one whose like there is no other."""
+"""So many recorded calls may be left out before one that is known at once: any; one whose like there is no other."""
 
 
 class Frame:
@@ -72,7 +83,7 @@ class Frame:
 
     __slots__ = (
         "ahead", "answered", "begun", "calls", "count", "events", "extra", "key", "known", "landmark", "modules",
-        "path", "position", "seen", "told",
+        "path", "position", "seen", "shift", "strayed", "sure", "told",
     )  # fmt: skip
 
     def __init__(
@@ -86,8 +97,12 @@ class Frame:
         self.landmark = 0  # number of the last module call
         self.count = 0  # events since
         self.extra = 0  # events since that one which were not recorded
-        self.ahead: tuple[int, ...] = ()  # where in the recorded run the last of those may have been
+        self.ahead: dict[
+            int, int
+        ] = {}  # where in the recorded run the last of those may have been, and how many in a row
         self.key = ""  # of the event that was placed last
+        self.shift, self.sure = 0, False  # how many dims values have more than recorded, and whether that is sure
+        self.strayed = False  # whether it did something else than the recorded run
         self.begun = begun  # the turn at which this call began
         self.modules = self.events = 0  # calls of modules so far, and events since
         self.seen: dict[str, int] = {}
@@ -105,8 +120,9 @@ class Frame:
         if self.known is not None:
             place = self.known.get((path, occurrence))
         if place is not None and place > (self.landmark, self.count):
+            self.strayed = self.strayed or place != (self.landmark + 1, 0)
             self.landmark, self.count = place
-            self.extra, self.ahead = 0, ()
+            self.extra, self.ahead = 0, {}
             return (*self.position, *place)
         position = self._beside()
         self.key = ""
@@ -138,19 +154,27 @@ class Frame:
     def _find(self, row: Sequence[str], key: str) -> int | None:
         """Find a call in the recorded row, from where the run has come; None when it was not recorded.
 
-        The recorded run may have done something in between that is left out now. But functions recur, so far ahead
-        only a call with a parameter is known at once, or one whose like there is no other; else two in a row.
+        The recorded run may have done something in between that is left out now. But functions recur, so the farther
+        ahead a call is found, the more of those before it must have been found in a row; one with a parameter, or near
+        and without its like, is known at once.
         """
-        if self.count < len(row) and _alike(row[self.count], key):
-            return self.count
-        for before in self.ahead:
-            if before + 1 < len(row) and _alike(row[before + 1], key):
-                return before + 1
-        found = next((i for i in range(self.count, len(row)) if _alike(row[i], key)), None)
-        if found is None:
-            return None
-        alone = found - self.count <= ALONE and row.count(row[found]) == 1
-        return found if found - self.count <= NEAR or alone or not key.endswith(":") else None
+        if self.count < len(row):
+            following = row[self.count]
+            if not (self.sure or self.shift) and following != NOT_NOTED:
+                self.shift = int(key.rpartition("/")[2]) - int(following.rpartition("/")[2])
+                if not _alike(following, key, self.shift):
+                    self.shift = 0
+            if _alike(following, key, self.shift):
+                return self.count
+        for index in range(self.count, len(row)):
+            if not _alike(row[index], key, self.shift):
+                continue
+            away = index - self.count
+            if away <= NEAR or ":/" not in key or (away <= ALONE and row.count(row[index]) == 1):
+                return index
+            if self.ahead.get(index - 1, 0) * ALONE >= away:
+                return index
+        return None
 
     def happened(self, position: Position) -> None:
         """Go on to a torch call that `next_event` placed."""
@@ -158,14 +182,18 @@ class Frame:
         self._go_to(position)
 
     def _go_to(self, position: Position) -> None:
-        self.ahead = ()
+        before, self.ahead = self.ahead, {}
         if len(position) == len(self.position) + 2:
+            self.strayed = self.strayed or position[-1] != self.count + 1
+            self.sure = self.sure or (not self.shift and self.key[-1:].isdigit() and int(self.key[-1]) > 1)
             self.count, self.extra = position[-1], 0
             return
+        self.strayed = True
         self.extra = position[-1]
         if self.calls is not None and self.landmark < len(self.calls) and self.key:
             row = self.calls[self.landmark]
-            self.ahead = tuple(i for i in range(self.count, len(row)) if _alike(row[i], self.key))
+            alike = (i for i in range(self.count, len(row)) if _alike(row[i], self.key, self.shift))
+            self.ahead = {i: before.get(i - 1, 0) + 1 for i in alike}
 
     def answer(self, call: Answered, after: Answered | None) -> None:
         """Note that the call that was placed last was answered at once, right `after` another such call or None."""
@@ -182,7 +210,7 @@ class Frame:
             if self.seen.get(told.path, 0) == told.occurrence and len(told.position) == len(self.position) + 2:
                 self.seen[told.path] = told.occurrence + 1
                 self.landmark, self.count = told.position[-2:]
-                self.extra, self.ahead = 0, ()
+                self.extra, self.ahead = 0, {}
                 self.modules, self.events = self.modules + 1, 0
             else:  # something else was called before, this time
                 self.next_module(told.path)

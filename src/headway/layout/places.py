@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.graph.frame import call_key
+from headway.graph.frame import NOT_NOTED, call_key
 from headway.graph.model import BETWEEN, Call, ModelGraph, Position, Ref, Weight
-
-NOT_NOTED = "-"
-"""Stands for an event that the recorder counted and did not note."""
 
 
 def _frames(places: Sequence[Position]) -> set[Position]:

@@ -9,8 +9,14 @@ from typing import Any
 
 from headway.errors import SplitError
 from headway.graph.liveness import derived_since, last_uses, storage_writes
-from headway.graph.model import Call, ModelGraph, Position, parse_position, position_text
+from headway.graph.model import BETWEEN, Call, ModelGraph, Position, parse_position, position_text
 from headway.layout.places import Unseen, find_unseen, list_calls, list_modules
+
+SPARE = "spare"
+"""Function of a crossing that is not for a recorded value, but for what a batch holds that goes another way."""
+
+SPARES = ((True, 6), (False, 2))
+"""How many of them lead to the next stage: for values with gradients and without."""
 
 ORIGINS = 8
 """How far a value is followed back for what may stand in for it."""
@@ -186,6 +192,12 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         raise SplitError(f"cuts are not in program order: {', '.join(cuts)}")
     bounds = [0, *starts, len(graph.calls)]
     sends = _crossings(graph, bounds)
+    reads = any(call.reads_value for call in graph.calls) or (
+        graph.random and (graph.branches or bool(graph.host_draws))
+    )
+    if reads:
+        for source, out in enumerate(sends[:-1]):
+            out += _spare(source)
     positions: list[Position | None] = [(), *(graph.cut[name].position for name in cuts), None]
     unseen = find_unseen(graph)
     parameters, buffers = _weights(graph, bounds, [p for p in positions[1:] if p is not None], unseen)
@@ -202,14 +214,14 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         for s in range(len(cuts) + 1)
     )
     reading = {call.position[:-2] for call in graph.calls if call.reads_value}
-    places = [*(part.start for part in parts), *(c.position for part in parts for c in part.sends)]
+    places = [*(part.start for part in parts), *(c.position for out in sends for c in out if c.function != SPARE)]
     guarded = tuple(m.position for m in graph.modules if m.guarded)
     return Split(
         stages=parts,
         state=tuple(sorted({b for call in graph.calls for b in call.written_buffers})),
         guarded=guarded,
         random=graph.random,
-        reads=any(call.reads_value for call in graph.calls) or (graph.random and graph.branches),
+        reads=reads,
         asked=graph.asked,
         landmarks=list_modules(graph, [*guarded, *places], unseen),
         calls=list_calls(graph, places),
@@ -256,6 +268,15 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
             origin = _origin(graph, maker)
             sends[source].append(Crossing(*place, differentiable, later, maker.function, latest, origin))
     return sends
+
+
+def _spare(source: int) -> list[Crossing]:
+    """Make the crossings to the next stage for what is held where a batch goes another way."""
+    kinds = [differentiable for differentiable, count in SPARES for _ in range(count)]
+    return [
+        Crossing((BETWEEN * (source + 1) + number,), number, source, source + 1, kind, True, SPARE)
+        for number, kind in enumerate(kinds)
+    ]
 
 
 def _origin(graph: ModelGraph, maker: Call) -> tuple[tuple[Position, int], ...]:

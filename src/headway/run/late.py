@@ -10,11 +10,14 @@ import torch
 
 from headway.graph.ledger import storage_of, version_of
 from headway.graph.model import Position
-from headway.graph.walk import map_tensors, short_name, tensors_of
+from headway.graph.walk import is_read, is_shape_read, map_tensors, short_name, tensors_of
 
 if TYPE_CHECKING:
     from headway.run.absence import Absence
 
+
+FAR = 50
+"""How many views are followed back."""
 
 FRESH = frozenset(
     "add sub mul div neg exp log sqrt rsqrt pow sin cos tanh sigmoid relu gelu silu softmax log_softmax matmul "
@@ -28,6 +31,13 @@ FRESH = frozenset(
 
 class _Missing(Exception):
     """A value needs something that this stage does not have."""
+
+
+def is_pure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a call does nothing but make its result: it reads no value, and changes nothing in place."""
+    name = short_name(func)
+    in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    return not (in_place or "out" in kwargs or is_read(func, args, kwargs) or is_shape_read(func, args, kwargs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +77,8 @@ class Late:
     def note(
         self, position: Position, turn: Position, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor],
         result: Any,
-    ) -> None:  # fmt: skip
-        """Remember a call that is left out, with the `tensors` among its arguments."""
+    ) -> Any:  # fmt: skip
+        """Remember a call that is left out, with the `tensors` among its arguments; gives its `result`."""
         results = [result] if isinstance(result, torch.Tensor) else tensors_of(result, [])
         autocast = (torch.is_autocast_enabled(self.device), torch.get_autocast_dtype(self.device))
         versions, changes = [version_of(tensor) for tensor in tensors], len(self.changed)
@@ -78,12 +88,13 @@ class Late:
         for tensor in results:
             if tensor.is_meta and not any(tensor is given for given in tensors):
                 self.left[id(tensor)] = entry
+        return result
 
     def present(self, value: Any) -> Any:
         """Replace the absent tensors in nested arguments by real ones, where they can be computed."""
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_meta or id(tensor) not in self.left:
+            if not tensor.is_meta or not (id(tensor) in self.left or id(tensor) in self.made):
                 return tensor
             try:
                 return self._value(tensor)
@@ -95,7 +106,7 @@ class Late:
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.made:
             return self.made[id(tensor)]
-        entry = self.left.get(id(tensor))
+        entry = self.left.pop(id(tensor), None)
         if entry is None or self._is_changed(entry):
             raise _Missing
         args, kwargs = map_tensors((entry.args, entry.kwargs), self._given)
@@ -127,9 +138,13 @@ class Late:
         """Tell by a number whose memory a tensor has; None for the result of a module, which may be a view of any."""
         if not tensor.is_meta:
             return id(storage_of(tensor))
-        entry = self.left.get(id(tensor))
-        if entry is None:
-            return None
-        if not entry.tensors or short_name(entry.func) in FRESH:
-            return id(tensor)
-        return self._memory(entry.tensors[0])
+        for _ in range(FAR):
+            entry = self.left.get(id(tensor))
+            if entry is None:
+                break
+            if not entry.tensors or short_name(entry.func) in FRESH:
+                return id(tensor)
+            tensor = entry.tensors[0]
+            if not tensor.is_meta:
+                return id(storage_of(tensor))
+        return None

@@ -13,24 +13,17 @@ from torch.utils.hooks import BackwardHook
 from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
 from headway.graph.chance import is_random
 from headway.graph.model import Position, position_text
-from headway.graph.walk import (
-    Walk,
-    function_name,
-    is_read,
-    is_shape_read,
-    map_tensors,
-    short_name,
-    tensors_of,
-)
+from headway.graph.walk import Walk, function_name, is_read, is_shape_read, map_tensors, short_name, tensors_of
 from headway.layout.split import Crossing
 from headway.run.absence import Absence
+from headway.run.alive import Alive
 from headway.run.hooks import GRADIENT_HOOKS, is_torn, leave_out, no_hook
-from headway.run.late import Late
+from headway.run.late import Late, is_pure
 from headway.run.outputs import Program
 from headway.run.passing import frames_around, pass_over, run_whole
 from headway.run.randomness import Chance
 from headway.run.repeat import Repeat
-from headway.run.stand_in import Key, StandIns, moved
+from headway.run.stand_in import Key, StandIns, fits, moved
 from headway.run.templates import WANTS_GRADIENT, Known, absent_of, shapes_of
 
 if TYPE_CHECKING:
@@ -45,13 +38,9 @@ class StageWalk(Walk):
     """Computes the calls in [start, end); before, only what depends on the batch alone; after, nothing."""
 
     def __init__(
-        self,
-        stage: Stage,
-        received: Mapping[Key, torch.Tensor],
-        answers: Mapping[str, Any],
-        chance: Chance | None,
+        self, stage: Stage, received: Mapping[Key, torch.Tensor], answers: Mapping[str, Any], chance: Chance | None,
         program: Program | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(stage.paths, stage.landmarks, stage.calls, stage.parameters)
         self.capture, self.captured = program is not None, None
         part = stage.split.stages[stage.index]
@@ -62,12 +51,13 @@ class StageWalk(Walk):
         self.incoming: dict[Position, dict[int, Crossing]] = {}
         self.functions: dict[Position, str] = {}  # that make what comes in
         self.strayed: set[Position] = set()  # module calls that did not make what crosses, where they did once
+        self.alive = Alive(part.sends, part.receives, answers)
         for crossing in part.receives:
             place, output, function = answers.get(moved(crossing), (*crossing.key, crossing.function))
             self.incoming.setdefault(place, {})[output] = crossing
             self.functions[place] = function
             if place != crossing.position:
-                self.strayed.update(frames_around(crossing.position))
+                self.strayed.update((*frames_around(crossing.position), *self.alive.follow))
         self.received, self.known = received, stage.known
         self.outgoing: dict[Position, dict[int, Crossing]] = {}
         for crossing in part.sends:
@@ -101,16 +91,14 @@ class StageWalk(Walk):
         if self._before(self.frames[-1].next_event()):
             return leave_out(hook, args)
         if is_torn(hook):
-            raise self.stage.error(
-                "a full backward hook takes gradients of a module's inputs and results, which are on two stages",
-                self.module_path,
-            )
+            what = "a full backward hook takes gradients of a module's inputs and results, which are on two stages"
+            raise self.stage.error(what, self.module_path)
         return original(hook, args)
 
     def on_region(self, position: Position) -> None:
         """End at a checkpointed region after the range."""
         if self._after(position):
-            raise StageEnd
+            self._finish_here(())
 
     def on_reentrant(self, position: Position, apply: Callable[..., Any], run: Any, preserve: Any, args: Any) -> Any:
         """Checkpoint a region only where it is computed."""
@@ -136,16 +124,21 @@ class StageWalk(Walk):
     def on_module(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Pass over a module that lies before the start; run one that lies in the range at full speed."""
         if self._after(position):
-            raise StageEnd
+            self._finish_here((args, kwargs))
         if self.capture and module is self.stage.model and len(self.frames) == 1:
             self.captured = run()
             raise StageEnd
         depth = len(position)
-        if position in self.stage.borders and position not in self.strayed and id(module) not in self.stage.followed:
+        if (
+            position in self.stage.borders
+            and position not in self.strayed | self.alive.follow
+            and id(module) not in self.stage.followed
+        ):
             over = pass_over if position < self.start else run_whole
             return over(self, position, module, run, args, kwargs)
         if (
             position in self.stage.keep
+            or position in self.alive.follow
             or id(module) in self.stage.followed
             or position == self.start[:depth]
             and len(self.start) > depth
@@ -157,6 +150,11 @@ class StageWalk(Walk):
             return run()
         return self.at_full_speed(module, run)
 
+    def _finish_here(self, given: Any) -> None:
+        with self.pause():
+            self.alive.capture(given, self.frames, self.made, self.answers)
+        raise StageEnd
+
     def at_full_speed(self, module: nn.Module, run: Callable[[], Any]) -> Any:
         """Run a module that is computed whole, unseen."""
         try:
@@ -166,22 +164,24 @@ class StageWalk(Walk):
             if "meta" not in str(error):
                 raise
             path = self.paths.get(id(module), type(module).__name__)
-            raise self.stage.error(
-                f"{type(module).__name__} takes a tensor or a parameter which this stage does not have", path
-            ) from error
+            what = f"{type(module).__name__} takes a tensor or a parameter which this stage does not have"
+            raise self.stage.error(what, path) from error
 
     def on_call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute, receive or leave out one call, by its place."""
         if self._after(position):
-            raise StageEnd
+            self._finish_here((args, kwargs))
         if self._before(position):
             return self._call_before(position, func, args, kwargs)
         for tensor in tensors_of((args, kwargs), []):
             if tensor.is_meta:
                 args, kwargs = self.late.present((args, kwargs))
                 break
-        for tensor in tensors_of((args, kwargs), []):
+        tensors = tensors_of((args, kwargs), [])
+        for tensor in tensors:
             if tensor.is_meta:
+                if self.frames[-1].strayed and self.end is not None and is_pure(func, args, kwargs):
+                    return self._leave_out(position, func, args, kwargs, tensors)
                 return self._absent_in_range(func, args, kwargs, tensor)
         result = self._real(position, func, args, kwargs)
         if self.stage.split.reads:
@@ -191,6 +191,11 @@ class StageWalk(Walk):
                 self.answers[position_text(position)] = shapes_of(result)
         return result
 
+    def _leave_out(self, position: Position, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+        """Leave a call of a batch that strayed to the stage that has all it takes; that may be a later one."""
+        result = self.absence.result(position, func, args, kwargs, tensors, self.module_path, None)
+        return self.late.note(position, self.frames[-1].turn, func, args, kwargs, tensors, result)
+
     def _real(
         self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], turn: Position | None = None
     ) -> Any:
@@ -198,13 +203,15 @@ class StageWalk(Walk):
             result = self.chance.call(turn or self.frames[-1].turn, func, args, kwargs)
         else:
             result = func(*args, **kwargs)
+        if self.alive.spares:
+            self.alive.note(position, function_name(func), tensors_of(result, []), (args, kwargs), self.absence)
         frame = self.frames[-1].position
         if frame in self.stand_ins.frames:
             name, wanted = function_name(func), self.outgoing.get(position, {})
             for number, tensor in enumerate(tensors_of(result, [])):
                 self.stand_ins.keep(frame, (position, number, name, tensor))
                 crossing = wanted.get(number)
-                if crossing is not None and crossing.function == name:
+                if crossing is not None and crossing.function == name and fits(crossing, tensor):
                     self.made[crossing.key] = tensor
         return result
 
@@ -273,8 +280,7 @@ class StageWalk(Walk):
         else:
             result = self.absence.result(position, func, args, kwargs, tensors, self.module_path, around)
         if not incoming:
-            self.late.note(position, self.frames[-1].turn, func, args, kwargs, tensors, result)
-            return result
+            return self.late.note(position, self.frames[-1].turn, func, args, kwargs, tensors, result)
         numbers = iter(range(1 << 30))
 
         def settle(tensor: torch.Tensor) -> torch.Tensor:
@@ -303,6 +309,7 @@ class StageWalk(Walk):
         self.absence.hide(tensor)
         if crossing.output in self.outgoing.get(crossing.position, {}):
             self.made[crossing.key] = tensor
+        self.alive.received(place or (*crossing.key, crossing.function), tensor)
         frame = crossing.position[:-2] if place is None else self.frames[-1].position
         if frame in self.stand_ins.frames:  # a stage whose part does not run passes on what it received
             self.stand_ins.keep(frame, (*(place or (*crossing.key, crossing.function)), tensor))
@@ -310,12 +317,10 @@ class StageWalk(Walk):
 
     def _answer(self, position: Position, func: Any) -> Any:
         text = position_text(position)
-        if text not in self.given_answers:
-            raise self.stage.error(
-                f"{short_name(func)} reads the content of a tensor that an earlier stage computes, and had no answer",
-                self.module_path or "loss function",
-            )
-        return self.given_answers[text]
+        if text in self.given_answers:
+            return self.given_answers[text]
+        what = f"{short_name(func)} reads the content of a tensor that an earlier stage computes, and had no answer"
+        raise self.stage.error(what, self.module_path or "loss function")
 
     # modules passed over
 
@@ -323,7 +328,7 @@ class StageWalk(Walk):
         """Give a result that is known at once."""
         frame = self.frames[-1]
         before = frame.answered
-        if before is not None and not kwargs:
+        if before is not None and not kwargs and not self.alive.arrived:
             ahead = before.next
             if isinstance(ahead, Known) and ahead.fits(module, args):
                 frame.answered = ahead
@@ -333,7 +338,7 @@ class StageWalk(Walk):
             return super().module_call(original, module, args, kwargs)
         position = frame.next_module(path)
         known = self.known.get(position)
-        if known is not None and not kwargs and known.fits(module, args):
+        if known is not None and not kwargs and not self.alive.arrived and known.fits(module, args):
             frame.answer(known, before)
             return known.result
         return self.module_at(position, path, original, module, args, kwargs)
@@ -343,7 +348,11 @@ class StageWalk(Walk):
         if self.late.left and not self._before(position) and not self._after(position):
             with self.pause():
                 args, kwargs = self.late.present((args, kwargs))
-        return super().module_at(position, path, original, module, args, kwargs)
+        result = super().module_at(position, path, original, module, args, kwargs)
+        if self.alive.spares or self.alive.results:
+            with self.pause():
+                result = self.alive.result(position, result, self.receive)
+        return result
 
 
 def _ignore(tensor: torch.Tensor) -> None:

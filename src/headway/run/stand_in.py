@@ -44,7 +44,7 @@ class StandIns:
         """
         for crossing in self.sends:
             present = made.get(crossing.key)
-            if crossing.differentiable and present is not None and not _is_continuous(present):
+            if present is not None and not fits(crossing, present):
                 del made[crossing.key]  # the program went another way, and this is something else
                 present = None
             other = self.latest.get((crossing.position[:-2], crossing.function, crossing.output))
@@ -55,10 +55,13 @@ class StandIns:
                     continue
             else:
                 other = next((o for o in map(self.origins.get, crossing.origin) if o is not None), other)
-            if other is None or (crossing.differentiable and not _is_continuous(other[3])):
+            if other is None or not fits(crossing, other[3]):
                 continue
             answers[moved(crossing)], made[crossing.key] = other[:3], other[3]
 
 
-def _is_continuous(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def fits(crossing: Crossing, tensor: torch.Tensor) -> bool:
+    """Say whether a tensor can take a crossing: one that needs a gradient only where gradients come back."""
+    if crossing.differentiable:
+        return tensor.is_floating_point() or tensor.is_complex()
+    return not tensor.requires_grad
