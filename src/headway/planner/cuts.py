@@ -11,7 +11,11 @@ from headway.cost.memory import batch_bytes, runtime_bytes
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.layout.partition import balance
+from headway.layout.ranks import balance_ranks
 from headway.planner.price import Choice, Priced, Program, Setting, price
+
+MOST_MOVED = 16
+"""Up to so many stages cuts are moved to balance ranks that hold several: a second at most."""
 
 ATTEMPTS = 8
 """The balancer's memory adds up over calls, the exact one does not: limits are corrected this often at most."""
@@ -78,12 +82,17 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
 
 
 def fastest_cuts(program: Program, choice: Choice, setting: Setting) -> tuple[str, ...]:
-    """Return the cuts of the least bottleneck, whatever the memory: the same for all schedules of so many stages."""
-    link = setting.cluster.link(choice.mesh.group(0, "pipeline"))
-    key = (choice.num_stages, link)
+    """Return the cuts of the least bottleneck, whatever the memory: the same for all schedules placed alike.
+
+    Where ranks hold several stages it is the ranks that are balanced, up to `MOST_MOVED` stages.
+    """
+    link, placement = setting.cluster.link(choice.mesh.group(0, "pipeline")), choice.order.placement
+    if choice.chunks == 1 or choice.num_stages > MOST_MOVED:
+        placement = tuple(range(choice.num_stages))
+    key = (placement, link)
     if key not in program.cuts:
         allowed, boundary = _places(program, link)
-        found = balance(program.weights, choice.num_stages, allowed=allowed, boundary=boundary)
+        found = balance_ranks(program.weights, placement, allowed=allowed, boundary=boundary)
         program.cuts[key] = _names(program.graph, found.cuts)
     return program.cuts[key]
 

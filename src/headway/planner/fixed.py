@@ -207,14 +207,14 @@ def _number(name: str, value: object) -> int:
 
 
 def _cuts(value: object, graph: ModelGraph) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
         raise _refuse(f"cuts={value!r} is not a list of names", "cuts", 'cuts=["blocks.3"]')
     some = ", ".join(cut.name for cut in graph.cuts if "#" not in cut.name) or ", ".join(c.name for c in graph.cuts)
     # A module may also be called by a path that begins at the same place: "blocks.0" where "blocks" does.
     begins = {module.path: module.first for module in reversed(graph.modules)}
     places_of = {cut.index: cut.name for cut in graph.cuts}
-    names = [name if name in graph.cut else places_of.get(begins.get(name, -1), name) for name in names]
+    names: list[str] = [name if name in graph.cut else places_of.get(begins.get(name, -1), name) for name in given]
     for name in names:
         if name not in graph.cut:
             raise _refuse(f"the model has no place to cut called {name!r}", "cuts", f"for instance {some[:200]}")

@@ -95,7 +95,7 @@ class Program:
         default_factory=dict, compare=False, repr=False
     )
     splits: dict[tuple[str, ...], Split] = field(default_factory=dict, compare=False, repr=False)
-    cuts: dict[tuple[int, Link], tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+    cuts: dict[tuple[tuple[int, ...], Link], tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_calls(self) -> int:

@@ -12,7 +12,7 @@ from headway.cost.model import update_seconds
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph, ModuleCall
 from headway.graph.repeat import repeated_blocks
-from headway.layout.ownership import IN_FLIGHT_BYTES, share_out
+from headway.layout.ownership import in_flight_bytes, share_out
 from headway.layout.split import Split
 from headway.planner.estimate import StageEstimate
 from headway.planner.wire import Reduction, Wire
@@ -95,7 +95,8 @@ class Sharing:
         saved = self.states * (parts.trainable - parts.fullest)
         reduce = half.seconds(self.wire) + spread
         if self.shard == "gradients":
-            saved += parts.trainable - min(parts.trainable, parts.fullest + min(IN_FLIGHT_BYTES, parts.trainable))
+            kept = parts.fullest + in_flight_bytes(parts.trainable)
+            saved += parts.trainable - min(parts.trainable, kept)
             between = max(0.0, spread * self.wire.part - stage.backward - stage.forward)
             reduce += (self.micro_batches - 1) * between
         return replace(
