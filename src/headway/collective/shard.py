@@ -24,7 +24,7 @@ from headway.collective.same import check_same
 from headway.collective.ties import sum_over_stages
 from headway.collective.world import Group, World
 from headway.errors import RankError
-from headway.layout.ownership import IN_FLIGHT_BYTES
+from headway.layout.ownership import in_flight_bytes
 
 
 class ShardedReducer:
@@ -68,6 +68,7 @@ class ShardedReducer:
         self._armed: Container[str] = ()
         self._scale, self._rounds, self._round, self._next = 1.0, 1, 0, 0
         self._in_flight: deque[Parcel] = deque()
+        self._most_in_flight = in_flight_bytes(sum(slot.bytes for slot in self._slots))
         self._flags: list[tuple[torch.Tensor, Delivery]] = []
         told = f"codec {codec}, gradients {'of every backward' if every_backward else 'of a step'}, owners {owners}"
         check_same(world, group, self._slots, told)
@@ -263,7 +264,7 @@ class ShardedReducer:
         if self._every_backward and parcel.flat is None:
             self._in_flight.append(parcel)
             while self._in_flight and (
-                self._in_flight[0].arrived or sum(waiting.bytes for waiting in self._in_flight) > IN_FLIGHT_BYTES
+                self._in_flight[0].arrived or sum(waiting.bytes for waiting in self._in_flight) > self._most_in_flight
             ):
                 self._harvest(self._in_flight.popleft())
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-IN_FLIGHT_BYTES = 64 << 20
-"""Gradients that are on their way to owners, at most, before backward waits for the wire (shard="gradients")."""
-
 
 def share_out(
     sizes: Mapping[str, int],
@@ -34,3 +31,11 @@ def share_out(
             load[owner] += sizes[name]
         owners[name] = owner
     return owners
+
+
+def in_flight_bytes(trainable: int) -> int:
+    """Return how many bytes of gradients may be on their way to owners, before backward waits for the wire.
+
+    An eighth of all, so that sharing out saves what it says; from 8 to 64 MiB, so that the wire has work.
+    """
+    return min(trainable, max(8 << 20, min(64 << 20, trainable // 8)))
