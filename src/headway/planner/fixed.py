@@ -214,7 +214,7 @@ def _cuts(value: object, graph: ModelGraph) -> tuple[str, ...]:
     # A module may also be called by a path that begins at the same place: "blocks.0" where "blocks" does.
     begins = {module.path: module.first for module in reversed(graph.modules)}
     places_of = {cut.index: cut.name for cut in graph.cuts}
-    names: list[str] = [name if name in graph.cut else places_of.get(begins.get(name, -1), name) for name in given]
+    names = [str(name if name in graph.cut else places_of.get(begins.get(name, -1), name)) for name in given]
     for name in names:
         if name not in graph.cut:
             raise _refuse(f"the model has no place to cut called {name!r}", "cuts", f"for instance {some[:200]}")
