@@ -52,10 +52,13 @@ def rows(*shape: int) -> torch.Tensor:
 
 def step(stages: list[Stage], batch: torch.Tensor) -> torch.Tensor:
     received: list[dict[Any, torch.Tensor]] = [{} for _ in stages]
+    answers: dict[str, Any] = {}
     for number, stage in enumerate(stages):
-        result = stage.run(batch, received[number], {})
+        result = stage.run(batch, received[number], answers)
+        answers = dict(result.answers)
         for crossing in stage.split.stages[number].sends:
-            received[crossing.target][crossing.key] = result.sends[crossing.key].detach()
+            if crossing.key in result.sends:
+                received[crossing.target][crossing.key] = result.sends[crossing.key].detach()
     return result.output  # type: ignore[no-any-return]
 
 

@@ -111,6 +111,15 @@ def pass_over(
     return result
 
 
+def unlearn(walk: StageWalk) -> None:
+    """Follow from now on the calls of whose inside this pass computed something after all: a template has none."""
+    frames = {frame for number in walk.late.made for frame in frames_around(walk.late.left[number].position)}
+    for key in [key for key in walk.stage.shapes if key[0] in frames] if frames else ():
+        walk.stage.shapes[key] = None
+    for frame in frames:
+        walk.known.pop(frame, None)
+
+
 def _look(walk: StageWalk, position: Position, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     """Say what a call looks like, and list what it takes that is not told by that."""
     inputs: list[Any] = []

@@ -18,7 +18,7 @@ from headway.graph.model import Position, position_text
 from headway.graph.walk import module_paths, tensors_of
 from headway.layout.split import Split
 from headway.run.outputs import Program
-from headway.run.passing import borders, frames_around
+from headway.run.passing import borders, frames_around, unlearn
 from headway.run.randomness import Chance
 from headway.run.stage_walk import StageEnd, StageWalk
 from headway.run.stand_in import Key
@@ -140,6 +140,7 @@ class Stage:
         for key, tensor in walk.made.items():
             if tensor.is_meta:
                 raise self.error(f"the value made at {position_text(key[0])} was not computed")
+        unlearn(walk)
         result = StageResult(walk.made, {**answers, **walk.answers}, output, walk.captured)
         vars(walk).clear()  # its parts know each other, and would keep what crosses until Python looks for such circles
         return result
