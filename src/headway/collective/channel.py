@@ -327,7 +327,7 @@ class Channel:
         peers = (self._peer,)
         tag = self._tag(micro, kind)
         work = self.world.guard(where, peers, lambda: call([tensor], self._peer, tag))
-        return Pending(work, where, peers, self.world.deadline, tensor)
+        return Pending(work, where, peers, self.world.deadline, tensor, self.world.roll_call)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
