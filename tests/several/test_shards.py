@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import headway
+from headway.collective.slices import local
 from headway.collective.world import World
 from headway.run.parallel import ParallelModel
 from tests.several.ranks import on_ranks
@@ -113,9 +114,21 @@ def under_plans(world: World, cases: list[tuple[int, int, str]]) -> list[Any]:
             parallel = ParallelModel(build(), loss, plan, world)
             optimizer = OPTIMIZERS[kind](parallel.parameters())
             values = train(None, parallel, optimizer)
-            kept = [len(optimizer.state)] if kind == "adamw" else []
-            found.append((values, parallel.state_dict(), kept))
+            found.append((values, parallel.state_dict(), kept(parallel, optimizer)))
     return found
+
+
+def kept(parallel: ParallelModel, optimizer: torch.optim.Optimizer) -> tuple[int, int, int]:
+    """Count the bytes of parameters, gradients and whole states (not step counts) that this rank really has."""
+    trained = [p for p in parallel.module.parameters() if p.requires_grad and not p.is_meta]  # type: ignore[operator]
+    held = [local(p) for p in trained]
+    gradients = [local(p.grad) for p in trained if p.grad is not None]
+    states = [local(v) for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor) and v.dim()]
+    return bytes_of(held), bytes_of(gradients), bytes_of(states)
+
+
+def bytes_of(tensors: list[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 @pytest.mark.several
@@ -138,13 +151,19 @@ def test_training_equals_one_process(cases: list[tuple[int, int, str]]) -> None:
             assert state.keys() == want[kind][1].keys()
             for name, tensor in state.items():
                 torch.testing.assert_close(tensor, want[kind][1][name], rtol=1e-9, atol=1e-11, msg=f"{case} {name}")
-    # each parameter's states are on one copy; on every copy where parameters are slices
-    trained = sum(p.requires_grad for p in build().parameters()) - 2  # but for those that nobody uses
+    # what one process has of each, the copies have once, and each about the same
+    whole = bytes_of([p.detach() for name, p in build().named_parameters() if p.requires_grad])
+    used = whole - bytes_of([p.detach() for p in build().never.parameters()])
+    tied = bytes_of([build().word.weight.detach()])
     for number, (case, kind) in enumerate(todo):
+        data, stages, shard = case
+        have = [results[number][2] for results in ranks]
+        again = tied if stages > 1 else 0  # on both stages
+        assert sum(g for _, g, _ in have) == used + again, case
         if kind == "adamw":
-            kept = [results[number][2][0] for results in ranks]
-            tied = 1 if case[1] > 1 else 0  # on both stages
-            assert sum(kept) == (trained + tied if case[2] != "parameters" else size * trained), case
+            assert sum(s for _, _, s in have) == 2 * (used + again), case
+            assert stages > 1 or max(s for _, _, s in have) <= 1.4 * 2 * used / size, case
+        assert sum(p for p, _, _ in have) == (whole if shard == "parameters" else data * (whole + again)), case
 
 
 def rounded(world: World) -> None:
