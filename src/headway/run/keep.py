@@ -155,7 +155,7 @@ class Owned(Kept):
         trained = _trained(held)
         self.reducer: ShardedReducer = ShardedReducer(
             world, group, trained, {name: owners[name] for name in trained},
-            every_backward=self.every_backward, shared=ties, codec=plan.codec,
+            every_backward=self.every_backward, parcel_bytes=plan.bucket_bytes, shared=ties, codec=plan.codec,
         )  # fmt: skip
         self._group = group
         self._seen: Sequence[int] = ()  # what this rank's parameters were when it last told the others
