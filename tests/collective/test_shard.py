@@ -100,6 +100,16 @@ def uneven(world: World) -> None:
             (model.weight if world.rank == 1 else model.bias).fill_(total)
         reducer.spread()
         assert bool((model.weight == total).all()) and bool((model.bias == total).all())
+    for frozen in (True, False):  # by its owner alone
+        model.zero_grad()
+        if world.rank == 0:
+            model.bias.requires_grad_(not frozen)
+        reducer.begin(backwards=1)
+        reducer.arm()
+        model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        reducer.finish()
+        assert (model.bias.grad is None) == (frozen or world.rank == 1)
+        assert (model.weight.grad is None) == (world.rank == 0)
     reducer.close()
 
 

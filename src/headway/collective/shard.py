@@ -304,7 +304,8 @@ class ShardedReducer:
             delivery.wait()
             if owner == self._me:
                 for slot, count in zip(self._own, flags.tolist(), strict=True):
-                    self._used[slot.number] = count > 0
+                    # frozen between steps, perhaps by its owner alone: others have not the parameter to freeze
+                    self._used[slot.number] = count > 0 and slot.parameter.requires_grad
         self._flags = []
 
     def _settle(self, scale: float) -> None:
