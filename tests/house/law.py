@@ -93,7 +93,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "graph/weights.py: _value": "the parameter of a Keras variable; `value` may be a copy of it in lower precision",
     "run/hold.py: _value": "swaps a parameter in the Keras variable that layers find it by",
     "graph/keras.py: _flatten_layers": "`layers` leaves out those of composite layers",
-    "run/structure.py: _modules": "looks at each module's children at each step; named_children takes ten times as long",
+    "run/structure.py: _modules": "looks at all children at each step; named_children takes ten times as long",
     "run/structure.py: _parameters": "the same for parameters",
     "run/parallel.py: _buffers": "swaps a buffer where modules override __setattr__",
     "graph/flops.py: _cudnn_rnn": "an operator of torch, which is how it is named in its table",

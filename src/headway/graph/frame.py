@@ -160,7 +160,7 @@ class Frame:
         """
         if self.count < len(row):
             following = row[self.count]
-            if not (self.sure or self.shift) and following != NOT_NOTED:
+            if not (self.sure or self.shift) and "/" in following:
                 self.shift = int(key.rpartition("/")[2]) - int(following.rpartition("/")[2])
                 if not _alike(following, key, self.shift):
                     self.shift = 0

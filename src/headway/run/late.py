@@ -71,6 +71,7 @@ class Late:
         self.received = {id(tensor) for tensor in received.values()}
         self.left: dict[int, _Left] = {}  # by the id of an absent result, which the record keeps alive
         self.made: dict[int, torch.Tensor] = {}
+        self.under_way: set[int] = set()
         self.changed: list[torch.Tensor] = []
         absence.wrote = self.changed.append
 
@@ -94,7 +95,7 @@ class Late:
         """Replace the absent tensors in nested arguments by real ones, where they can be computed."""
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_meta or not (id(tensor) in self.left or id(tensor) in self.made):
+            if not tensor.is_meta or id(tensor) not in self.left:
                 return tensor
             try:
                 return self._value(tensor)
@@ -106,9 +107,10 @@ class Late:
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.made:
             return self.made[id(tensor)]
-        entry = self.left.pop(id(tensor), None)
-        if entry is None or self._is_changed(entry):
+        entry = self.left.get(id(tensor))
+        if entry is None or id(tensor) in self.under_way or self._is_changed(entry):
             raise _Missing
+        self.under_way.add(id(tensor))  # whatever comes of it, it is tried once
         args, kwargs = map_tensors((entry.args, entry.kwargs), self._given)
         enabled, dtype = entry.autocast
         with torch.set_grad_enabled(entry.gradient), torch.autocast(self.device, dtype=dtype, enabled=enabled):
