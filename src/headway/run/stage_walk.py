@@ -345,7 +345,8 @@ class StageWalk(Walk):
 
     def module_at(self, position: Position, path: str, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Carry out a module call, in the range with what can be had of its arguments."""
-        if self.late.left and not self._before(position) and not self._after(position):
+        left: Mapping[int, Any] = {} if self._before(position) or self._after(position) else self.late.left
+        if left and any(id(tensor) in left for tensor in tensors_of((args, kwargs), [])):
             with self.pause():
                 args, kwargs = self.late.present((args, kwargs))
         result = super().module_at(position, path, original, module, args, kwargs)
