@@ -30,8 +30,9 @@ SHARDS: Mapping[str, str] = MappingProxyType(
 MESSAGE_BYTES = 12 << 20
 """Messages on their way to an owner, at most: what a courier keeps."""
 
-BLOCKS_WHOLE = 8
-"""Times the largest block's bytes: two blocks gathered, as messages and as parameters, gradients, three sums."""
+BLOCKS_WHOLE = 12
+"""Times the largest block's bytes: two blocks gathered, as messages and as parameters, gradients, three sums; and half
+as much again that was freed and not given back, as seen."""
 
 
 @dataclass(frozen=True)
