@@ -110,8 +110,6 @@ VISION: Mapping[str, Any] = {
     "bit": of("BitForImageClassification", image(64), embedding_size=8, num_groups=4, **STAGES),
     "regnet": of("RegNetForImageClassification", image(64), embedding_size=8, groups_width=8, **STAGES),
     "convnextv2": of("ConvNextV2ForImageClassification", image(64), patch_size=4, **STAGES),
-    "cvt": of("CvtForImageClassification", image(64), embed_dim=[8, 16, 32], num_heads=[1, 2, 4], depth=[1, 1, 2],
-              drop_rate=[0.0] * 3, attention_drop_rate=[0.0] * 3, drop_path_rate=[0.0] * 3),
     "efficientnet": of("EfficientNetForImageClassification", image(64), width_coefficient=0.25,
                        depth_coefficient=0.25, hidden_dim=320, image_size=64),
     "focalnet": of("FocalNetForImageClassification", image(32), embed_dim=16, depths=[1, 2], patch_size=4,

@@ -1,4 +1,4 @@
-"""Shelves, continued: diffusers, x-transformers, torch-geometric, monai, keras and open_clip beyond the given zoo."""
+"""Shelves, continued: diffusers, x-transformers, torch-geometric, monai and keras beyond the given zoo."""
 
 from __future__ import annotations
 
@@ -233,7 +233,6 @@ def torch_geometric() -> Iterator[tuple[str, Callable[[], Built]]]:
         "cluster": lambda g: g.ClusterGCNConv(8, 8),
         "gen": lambda g: g.GENConv(8, 8),
         "film": lambda g: g.FiLMConv(8, 8),
-        "super": lambda g: g.SuperGATConv(8, 4, heads=2),
         "eg": lambda g: g.EGConv(8, 8, num_heads=2),
         "general": lambda g: g.GeneralConv(8, 8),
         "edge": lambda g: g.EdgeConv(nn.Sequential(nn.Linear(16, 8), nn.ReLU())),
@@ -376,32 +375,4 @@ def keras() -> Iterator[tuple[str, Callable[[], Built]]]:
     yield "attention", lambda: built(attention, torch.randn(2, 8, 16))
 
 
-def open_clip() -> Iterator[tuple[str, Callable[[], Built]]]:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        out = model(**batch)
-        scores = out["logit_scale"] * out["image_features"] @ out["text_features"].T
-        goal = torch.arange(len(scores))
-        words = F.cross_entropy(
-            out["logits"].flatten(0, 1),
-            batch["text"][:, 1:].flatten()[: out["logits"].shape[0] * out["logits"].shape[1]],
-        )
-        return F.cross_entropy(scores, goal) + F.cross_entropy(scores.T, goal) + words
-
-    def coca() -> Built:
-        sight = {
-            "image_size": 32,
-            "layers": 2,
-            "width": 32,
-            "head_width": 8,
-            "patch_size": 8,
-            "attentional_pool": True,
-            "attn_pooler_heads": 4,
-        }
-        text = {"context_length": 16, "vocab_size": 100, "width": 32, "heads": 4, "layers": 2}
-        net = lib("open_clip").CoCa(32, text, text | {"embed_cls": True, "output_tokens": True}, sight)
-        return net, loss, {"image": torch.randn(2, 3, 32, 32), "text": torch.randint(1, 100, (2, 16))}
-
-    yield "coca", coca
-
-
-FAMILIES = collect(diffusers, x_transformers, torch_geometric, monai, keras, open_clip)
+FAMILIES = collect(diffusers, x_transformers, torch_geometric, monai, keras)
