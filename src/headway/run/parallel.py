@@ -30,7 +30,6 @@ from headway.run.randomness import Chance, same_generators, seeded
 from headway.run.sharing import Sharing
 from headway.run.stage import Stage
 from headway.run.structure import Structure
-from headway.schedule.catalogue import CATALOGUE
 from headway.schedule.timeline import Timeline
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -96,7 +95,7 @@ class ParallelModel(nn.Module):
             _move(model, world.device)
         object.__setattr__(self, "_nothing", nn.Parameter(torch.empty(0)))
         self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=placement[stage], data=self._copy))
-        self._apart = Apart() if CATALOGUE[plan.schedule].split else None
+        self._apart = Apart() if plan.order_for(plan.num_micro_batches).split else None
         self._kept = keep(world, plan, model, self._held, ties, self._data_group, self._pipeline_group, placement)
         self._held = self._kept.parameters
         self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
