@@ -309,8 +309,9 @@ def message_estimates(program: Program, parts: Split, choice: Choice, cluster: C
     found = []
     for source, target in parts.edges:
         crossings = parts.crossings(source, target)
-        forward = sum(program.values[c.key] for c in crossings)
-        backward = sum(program.values[c.key] for c in crossings if c.differentiable)
+        # what has no value in the recording is a spare: sent only by a batch that goes another way
+        forward = sum(program.values.get(c.key, 0) for c in crossings)
+        backward = sum(program.values.get(c.key, 0) for c in crossings if c.differentiable)
         if choice.order.local(source, target):
             continue  # handed over within the rank
         pairs = zip(choice.ranks(source), choice.ranks(target), strict=True)
