@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn import Parameter
 
 from headway.collective.two_shot import Reduction
 from headway.collective.world import Group, Pending
+from headway.errors import RankError
 
 MEBIBYTE = 1 << 20
 ALIGNMENT = 16  # elements: each view starts where vector instructions like it
@@ -151,3 +153,29 @@ def alone_in_memory(grad: torch.Tensor) -> bool:
     count = getattr(torch._C, "_storage_Use_Count", None)
     # Two users: the gradient, and the storage object that this line makes.
     return count is not None and count(grad.untyped_storage()._cdata) <= 2
+
+
+def watch(
+    slot: Slot,
+    armed: Callable[[], Container[str]],
+    ready: Callable[[Slot, torch.Tensor], None],
+    ranks: tuple[int, ...],
+) -> Any:
+    """Have `ready(slot, gradient)` called when autograd has a parameter's gradient, if it is among those `armed` then.
+
+    Returns a handle whose `remove()` ends that. A second gradient before the slot is begun again raises RankError.
+    """
+
+    def complete(parameter: torch.Tensor) -> None:
+        if slot.name not in armed():
+            return
+        assert parameter.grad is not None
+        if slot.seen:
+            raise RankError(
+                f"{slot.name} got a second gradient in one backward",
+                place=f"the reduction over ranks {ranks}",
+                remedy="call backward once after arm(), or use checkpoint(..., use_reentrant=False)",
+            )
+        ready(slot, parameter.grad)
+
+    return slot.parameter.register_post_accumulate_grad_hook(complete)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from headway.collective.bucket import MEBIBYTE, Bucket, Slot, flat, make_buckets, make_slot
+from headway.collective.bucket import MEBIBYTE, Bucket, Slot, flat, make_buckets, make_slot, watch
 from headway.collective.exact_check import EVERY, ExactCheck
 from headway.collective.feedback import lay, lost_by_name
 from headway.collective.same import check_same, not_coded
@@ -27,7 +27,6 @@ from headway.collective.settle import settle, take
 from headway.collective.sums import LowRank, Sums, is_exact, make_sums
 from headway.collective.ties import sum_over_stages
 from headway.collective.world import Group, World
-from headway.errors import RankError
 from headway.journal import CodecChecked
 
 
@@ -96,7 +95,7 @@ class Reducer:
         if group.size > 1 and self._slots:
             self._assign(list(reversed(self._slots)))
             self._order = []
-            self._hooks = [slot.parameter.register_post_accumulate_grad_hook(self._hook(slot)) for slot in self._slots]
+            self._hooks = [watch(slot, lambda: self._armed, self._ready, group.ranks) for slot in self._slots]
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:
@@ -200,21 +199,6 @@ class Reducer:
         self._hooks = []
 
     # ---- while backward runs
-
-    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
-        def ready(parameter: torch.Tensor) -> None:
-            if slot.name not in self._armed:
-                return
-            assert parameter.grad is not None
-            if slot.seen:
-                raise RankError(
-                    f"{slot.name} got a second gradient in the last backward of the step",
-                    place=f"the reduction over ranks {self._group.ranks}",
-                    remedy="call backward once after arm(), or use checkpoint(..., use_reentrant=False)",
-                )
-            self._ready(slot, parameter.grad)
-
-        return ready
 
     def _ready(self, slot: Slot, grad: torch.Tensor) -> None:
         """Take a complete gradient, and start what waited for it alone."""

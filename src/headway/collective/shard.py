@@ -11,12 +11,12 @@ are. Summing to the owner and spreading from it take the bytes of one all-reduce
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch.nn import Parameter
 
-from headway.collective.bucket import MEBIBYTE, Slot, alone_in_memory, flat, make_slot
+from headway.collective.bucket import MEBIBYTE, Slot, alone_in_memory, flat, make_slot, watch
 from headway.collective.codec import CODECS
 from headway.collective.courier import Courier, Delivery
 from headway.collective.parcel import Parcel, make_parcels
@@ -77,7 +77,7 @@ class ShardedReducer:
         self._parcel_of: dict[int, Parcel] = {}
         self._assign(list(reversed(self._slots)))
         self._order: list[int] | None = []  # in which gradients became ready, noted once
-        self._hooks = [slot.parameter.register_post_accumulate_grad_hook(self._hook(slot)) for slot in self._slots]
+        self._hooks = [watch(slot, lambda: self._armed, self._ready, group.ranks) for slot in self._slots]
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:
@@ -182,21 +182,6 @@ class ShardedReducer:
         self._hooks = []
 
     # ---- while backward runs
-
-    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
-        def ready(parameter: torch.Tensor) -> None:
-            if slot.name not in self._armed:
-                return
-            assert parameter.grad is not None
-            if slot.seen:
-                raise RankError(
-                    f"{slot.name} got a second gradient in one backward",
-                    place=f"the reduction over ranks {self._group.ranks}",
-                    remedy="call backward once after arm(), or use checkpoint(..., use_reentrant=False)",
-                )
-            self._ready(slot, parameter.grad)
-
-        return ready
 
     def _ready(self, slot: Slot, grad: torch.Tensor) -> None:
         """Take a complete gradient, and start what waited for it alone."""
