@@ -29,10 +29,8 @@ def carry(world: World) -> None:
     for number, (size, dtype) in enumerate((s, d) for s in SIZES for d in DTYPES):
         owner = number % world.size
         mine = values_of(world.rank, size, dtype)
-        news = values_of(100 + world.rank, size, dtype)
-        under_way.append(
-            (owner, mine, news, courier.collect(mine, owner), courier.spread(news, owner), mine.clone(), size)
-        )
+        news, before = values_of(100 + world.rank, size, dtype), mine.clone()
+        under_way.append((owner, mine, news, courier.collect(mine, owner), courier.spread(news, owner), before, size))
     for owner, mine, news, collected, spread, before, size in under_way:
         collected.wait()
         spread.wait()
