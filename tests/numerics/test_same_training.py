@@ -13,7 +13,7 @@ from tests.numerics.training import GLOBAL_BATCH, Case, Trained, difference, pla
 from tests.several.ranks import on_ranks
 
 LAYOUTS = ((2, 1), (3, 1), (1, 2), (1, 3), (2, 2))  # copies x stages
-COUNTS = (1, 3, 4, 5)
+COUNTS = (1, 4, 5)
 SCHEDULES = ("gpipe", "one_f_one_b")
 OTHERS = tuple(name for name in CATALOGUE if name not in SCHEDULES)
 
@@ -26,8 +26,10 @@ def cases(data: int, pipeline: int) -> list[Case]:
             continue
         for schedule in SCHEDULES:
             fixed = (("data", data), ("pipeline", pipeline), ("num_micro_batches", count), ("schedule", schedule))
-            for model, optimizer in (("gpt", "adamw"), ("gpt", "sgd"), ("digits", "adamw"), ("digits", "sgd")):
-                found.append(Case(model, optimizer, fixed))
+            for model in ("gpt", "digits"):
+                found.append(Case(model, "adamw", fixed))
+                if schedule == "one_f_one_b":
+                    found.append(Case(model, "sgd", fixed))
             found.append(Case("gpt", "adamw", fixed, padded=True, seed=count))
     return found
 

@@ -173,7 +173,8 @@ def masks(world: World, data: int, stages: int, count: int, schedule: str) -> tu
 
 
 def check_all(world: World, data: int, stages: int) -> None:
-    for schedule in (*CATALOGUE, "searched") if stages > 1 else ["one_f_one_b"]:
+    some = ("one_f_one_b", "zero_bubble", "zero_bubble_v", "interleaved", "searched")
+    for schedule in ["one_f_one_b"] if stages == 1 else (*CATALOGUE, "searched") if data == 1 else some:
         try:
             check_other_batches(world, data, stages, schedule)
             check_accumulation(world, data, stages, schedule)
