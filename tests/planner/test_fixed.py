@@ -12,7 +12,7 @@ from headway.errors import PlanError
 from headway.planner.fixed import KEYS
 from headway.planner.plan import Plan
 from headway.planner.search import search
-from headway.schedule.action import Schedule
+from headway.schedule.action import Action, Kind, Schedule
 from headway.schedule.catalogue import build
 from headway.schedule.exchange import read_rows
 from headway.schedule.lower import lower
@@ -54,6 +54,10 @@ def test_what_is_fixed_is_used(fixed: dict[str, object]) -> None:
     assert sum(sum(result.micro_batches_of(copy)) for copy in range(result.data)) == 12
 
 
+def _action(cell: str) -> Action:
+    return Action(Kind(cell[1]), int(cell[0]), int(cell[2]))
+
+
 def test_a_schedule_may_be_given_itself() -> None:
     mine = replace(build("interleaved", 2, 3, 2), name="mine")
     lowered = lower(mine, [(0, 1), (1, 2), (2, 3)])
@@ -69,6 +73,10 @@ def test_a_schedule_may_be_given_itself() -> None:
     uneven = Schedule("uneven", 3, 1, (mine.ranks[0][:0], ()), (0, 1, 1))
     with pytest.raises(PlanError, match="'uneven': rank 0 does nothing"):
         plan(schedule=uneven)
+    for stuck in (("0F0,0B0", "1B0,1F0"), ("0F1,0B1,0F0,0B0", "1F0,1B0,1F1,1B1")):
+        ranks = tuple(tuple(_action(cell) for cell in row.split(",")) for row in stuck)
+        with pytest.raises(PlanError, match="'stuck' can never finish"):
+            plan(schedule=Schedule("stuck", 2, len(ranks[0]) // 2, ranks, (0, 1)))
     orders = ("0F0,1F0,1B0,0B0", "2F0,2B0")
     with pytest.raises(PlanError, match="ranks of schedule 'imported' hold 1 to 2 stages"):
         plan(schedule=read_rows(orders))
