@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from headway.collective.pending import GRACE
 from headway.collective.reduce import Reducer
 from headway.collective.world import PeerError, World
 from tests.several.ranks import Outcome, outcomes_on_ranks
@@ -74,3 +75,22 @@ def test_a_rank_that_stalls_is_named_within_the_deadline(codec: str, fault: str)
     assert any(outcome.error.peers == (1,) for outcome in others(outcomes)), said
     what = "rank 1 gives no sign of life" if fault == "stops" else "rank 1 is at test_faults.py"
     assert any(what in text for text in said), said
+
+
+def hears(world: World) -> None:
+    """Rank 0 waits for a collective to which rank 1 never comes; rank 1 says that it has lost somebody."""
+    if world.rank:
+        assert world.roll_call is not None
+        world.roll_call.blame([0], "lost")
+        time.sleep(4 * GRACE)
+    else:
+        world.all_reduce(torch.zeros(3))
+
+
+@pytest.mark.several
+def test_another_ranks_alarm_ends_a_wait_that_gloo_would_let_go_on() -> None:
+    """As when one of several collectives failed: gloo then reads nothing more from that connection."""
+    outcomes = outcomes_on_ranks(2, hears, deadline=30.0)
+    said = str(outcomes[0].error)
+    assert "another rank said so" in said and "rank 1 is at test_faults.py" in said
+    assert outcomes[0].seconds < 20

@@ -25,9 +25,9 @@ def test_who_is_silent_or_at_work_is_named(kind: str, tmp_path: Path) -> None:
     kept, opened = boards(kind, tmp_path)
     calls = [RollCall(rank, 3, opened) for rank in (0, 1)]
     try:
-        assert calls[0].blame([1, 2]) == {2: "gives no sign of life"}
+        assert calls[0].blame([1, 2], "lost") == {2: "gives no sign of life"}
         third = RollCall(2, 3, opened)  # comes, and sees the alarm
-        found = calls[0].blame([2])
+        found = calls[0].blame([2], "late")
         assert list(found) == [2] and "test_roll_call.py" in found[2] and "in test_who_is_silent" in found[2]
         third.close()
     finally:
@@ -42,6 +42,6 @@ def test_without_a_board_nobody_is_named() -> None:
 
     started = time.monotonic()
     call = RollCall(0, 2, nowhere)
-    assert call.blame([1]) == {}
+    assert call.blame([1], "lost") == {}
     call.close()
     assert time.monotonic() - started < 2 * PATIENCE + 4 * POLL

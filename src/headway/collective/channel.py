@@ -326,8 +326,7 @@ class Channel:
         where = awaited if kind == HEADER_KIND else f"{awaited} of micro-batch {micro} on {self.name}"
         peers = (self._peer,)
         tag = self._tag(micro, kind)
-        work = self.world.guard(where, peers, lambda: call([tensor], self._peer, tag))
-        return Pending(work, where, peers, self.world.deadline, tensor, self.world.roll_call)
+        return self.world.begin(lambda: call([tensor], self._peer, tag), where, peers, tensor, message=True)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

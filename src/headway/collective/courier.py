@@ -266,8 +266,7 @@ class _Worker:
         peers = (self._group.ranks[peer],)
         awaited = f"rank {peers[0]} {verb} {task.awaited}"
         tag = self._tag_base << TAG_SHIFT | self._number % NUMBERS
-        work = self._world.guard(awaited, peers, lambda: call([message], peer, tag))
-        return Pending(work, awaited, peers, self._world.deadline, message)
+        return self._world.begin(lambda: call([message], peer, tag), awaited, peers, message, message=True)
 
 
 def by_collectives(
@@ -278,7 +277,7 @@ def by_collectives(
     peers, root, mine = world.others(group), group.ranks[owner], owner == group.index
 
     def done(call: Callable[[], Any], keep: object) -> None:
-        Pending(world.guard(awaited, peers, call), awaited, peers, world.deadline, keep).wait()
+        world.begin(call, awaited, peers, keep).wait()
 
     if not collect:
         done(lambda: dist.broadcast(values, src=root, group=group.handle, async_op=True), values)

@@ -204,6 +204,4 @@ class _Worker:
         chunk.values.copy_(whole[: chunk.values.numel()])
 
     def _wait(self, call: Any, group: Group, awaited: str, keep: object) -> None:
-        peers = self.world.others(group)
-        work = self.world.guard(awaited, peers, call)
-        Pending(work, awaited, peers, self.world.deadline, keep, self.world.roll_call).wait()
+        self.world.begin(call, awaited, self.world.others(group), keep).wait()

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from headway.collective.codec import Codec
-from headway.collective.world import Group, Pending, World
+from headway.collective.world import Group, World
 
 
 def part_of(values: torch.Tensor, owner: int, num_ranks: int, block: int) -> torch.Tensor:
@@ -53,8 +53,8 @@ def by_collectives(
             codec.encode(part, message, scratch)
             if (remains := owed[owner]) is not None:
                 lost(codec, part, message, remains, scratch)
-    work = world.guard(awaited, peers, lambda: dist.all_to_all_single(into, out, group=group.handle, async_op=True))
-    Pending(work, awaited, peers, world.deadline, (into, out), world.roll_call).wait()
+    call = lambda: dist.all_to_all_single(into, out, group=group.handle, async_op=True)  # noqa: E731
+    world.begin(call, awaited, peers, (into, out)).wait()
     result = torch.zeros(size, dtype=torch.uint8, device=values.device)
     if mine.numel():
         length = codec.wire_bytes(mine.numel())
@@ -64,8 +64,8 @@ def by_collectives(
         if (remains := owed[group.index]) is not None:
             lost(codec, mine, result[:length], remains, scratch)
     flat = into.view(-1)
-    work = world.guard(awaited, peers, lambda: dist.all_gather_single(flat, result, group=group.handle, async_op=True))
-    Pending(work, awaited, peers, world.deadline, (into, result), world.roll_call).wait()
+    call = lambda: dist.all_gather_single(flat, result, group=group.handle, async_op=True)  # noqa: E731
+    world.begin(call, awaited, peers, (into, result)).wait()
     for owner, part in enumerate(parts):
         if part.numel():
             codec.decode(into[owner, : codec.wire_bytes(part.numel())], part, scratch)

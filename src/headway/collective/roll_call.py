@@ -5,7 +5,8 @@
     rank 2   sees the alarm from a thread: "waiting for an all-reduce"
 
 Who says nothing is dead or stopped; if all answer, who is not waiting is at work, and says where. The ranks write in
-the place where they met: files in the run's directory, or the store at the launcher's address.
+the place where they met: files in the run's directory, or the store at the launcher's address. Whoever waits for a
+collective hears the alarm too, and ends: gloo does not always tell.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +34,14 @@ PATIENCE = 2.0
 ALARM = "alarm"
 HERE = Path(__file__).parent
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What another rank's wait ended with ("late" or "lost"), and when this rank heard of it (`time.monotonic`)."""
+
+    kind: str
+    heard: float
 
 
 class Board(Protocol):
@@ -89,19 +99,20 @@ class RollCall:
         self._rank = rank
         self._others = tuple(other for other in range(size) if other != rank)
         self._open = open_board
+        self.alarm: Alarm | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="roll call", daemon=True)
         self._thread.start()
 
-    def blame(self, awaited: Iterable[int]) -> Mapping[int, str]:
-        """Raise the alarm; return the ranks that a failed wait for the ranks `awaited` leads to, with what they do.
+    def blame(self, awaited: Iterable[int], kind: str) -> Mapping[int, str]:
+        """Raise the alarm ("late" or "lost"); return the ranks that a failed wait leads to, with what they do.
 
-        Those of all ranks that do not answer, else those of `awaited`, else of all, that are not waiting themselves;
-        none when that cannot be known. Takes at most PATIENCE + POLL seconds.
+        Those of all ranks that do not answer, else those of the `awaited`, else of all, that are not waiting
+        themselves; none when that cannot be known. Takes at most PATIENCE + POLL seconds.
         """
         answers: dict[int, str] = {}
         # A store whose process is stopped never answers: it is asked from a thread that can be left behind.
-        asking = threading.Thread(target=self._ask, args=(answers,), name="roll call, asking", daemon=True)
+        asking = threading.Thread(target=self._ask, args=(answers, kind), name="roll call, asking", daemon=True)
         asking.start()
         asking.join(PATIENCE + POLL)
         if self._rank not in answers:
@@ -119,10 +130,10 @@ class RollCall:
         if self._thread is not threading.current_thread():
             self._thread.join(2 * POLL)
 
-    def _ask(self, answers: dict[int, str]) -> None:
+    def _ask(self, answers: dict[int, str], kind: str) -> None:
         with suppress(Exception):
             board = self._open()
-            board.write(ALARM, str(self._rank))
+            board.write(ALARM, kind)
             answers[self._rank] = "asks"
             end = time.monotonic() + PATIENCE
             while time.monotonic() < end and len(answers) <= len(self._others):
@@ -135,7 +146,8 @@ class RollCall:
         with suppress(Exception):
             board = self._open()
             while not self._over.wait(POLL):
-                if board.read(ALARM) is not None:
+                if (kind := board.read(ALARM)) is not None:
+                    self.alarm = Alarm(kind, time.monotonic())
                     board.write(str(self._rank), what_main_does())
                     return
 

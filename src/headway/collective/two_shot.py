@@ -325,8 +325,7 @@ class _Worker:
         peers = (self._group.ranks[peer],)
         awaited = f"rank {peers[0]} {verb} its {'sum' if shot else 'part'} of {messages.reduction.awaited}"
         tag = self._tag_base << TAG_SHIFT | messages.number % (1 << ROUND_BITS - 1) << 1 | shot
-        work = self._world.guard(awaited, peers, lambda: call([buffer], peer, tag))
-        return Pending(work, awaited, peers, self._world.deadline, buffer, self._world.roll_call)
+        return self._world.begin(lambda: call([buffer], peer, tag), awaited, peers, buffer, message=True)
 
 
 def _let_go(messages: _Messages) -> None:

@@ -171,21 +171,16 @@ class World:
         group = self._member(group)
         if group.size == 1:
             return Pending(None, awaited, (), self.deadline)
-        peers = self.others(group)
-        work = self.guard(
-            awaited, peers, lambda: dist.all_reduce(tensor, op=OPS[op], group=group.handle, async_op=True)
-        )
-        return Pending(work, awaited, peers, self.deadline, tensor, self.roll_call)
+        call = lambda: dist.all_reduce(tensor, op=OPS[op], group=group.handle, async_op=True)  # noqa: E731
+        return self.begin(call, awaited, self.others(group), tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0, group: Group | None = None) -> torch.Tensor:
         """Overwrite `tensor` with that of rank `source` (a rank of the world) and return it."""
         group = self._member(group)
         if group.size > 1:
             peers = self.others(group) if source == self.rank else (source,)
-            work = self.guard(
-                "a broadcast", peers, lambda: dist.broadcast(tensor, src=source, group=group.handle, async_op=True)
-            )
-            Pending(work, f"a broadcast from rank {source}", peers, self.deadline, tensor, self.roll_call).wait()
+            call = lambda: dist.broadcast(tensor, src=source, group=group.handle, async_op=True)  # noqa: E731
+            self.begin(call, f"a broadcast from rank {source}", peers, tensor).wait()
         return tensor
 
     def broadcast_object(self, value: Any, source: int = 0, group: Group | None = None) -> Any:
@@ -240,15 +235,23 @@ class World:
         return tuple(rank for rank in group.ranks if rank != self.rank)
 
     def _all_gather(self, parts: list[torch.Tensor], mine: torch.Tensor, group: Group) -> None:
-        peers = self.others(group)
-        work = self.guard("a gather", peers, lambda: dist.all_gather(parts, mine, group=group.handle, async_op=True))
-        Pending(work, "a gather", peers, self.deadline, (parts, mine), self.roll_call).wait()
+        call = lambda: dist.all_gather(parts, mine, group=group.handle, async_op=True)  # noqa: E731
+        self.begin(call, "a gather", self.others(group), (parts, mine)).wait()
 
     def _member(self, group: Group | None) -> Group:
         group = self.everyone if group is None else group
         if group.index is None:
             raise RankError(f"rank {self.rank} is not in the group of ranks {group.ranks}")
         return group
+
+    def begin(
+        self, call: Callable[[], Any], awaited: str, peers: tuple[int, ...], keep: object, *, message: bool = False
+    ) -> Pending:
+        """Call torch to begin what `awaited` says with `peers`; `keep` are its tensors. `message`: from one to one."""
+        work = self.guard(awaited, peers, call)
+        # A wait that times out ends a message of gloo's, and everything of NCCL's; a gloo collective goes on.
+        in_slices = not message and self.device.type == "cpu"
+        return Pending(work, awaited, peers, self.deadline, keep, self.roll_call, in_slices=in_slices)
 
     def guard(self, awaited: str, peers: tuple[int, ...], call: Callable[[], Any]) -> Any:
         """Call torch; a connection that is already broken raises there and then, as a PeerError."""
