@@ -32,8 +32,10 @@ $(VENV)/bench.stamp: $(VENV)/test.stamp
 demo: $(VENV)/test.stamp
 	@$(BIN)/headway run -n 2 examples/gpt.py
 
+# Two at a time: whoever waits for another process leaves its core to somebody.
+TEST_PROCESSES ?= 2
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -q -m 'not zoo'
+	$(BIN)/python -m pytest -q -m 'not zoo' -n $(TEST_PROCESSES) --dist worksteal
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
