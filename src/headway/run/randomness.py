@@ -48,7 +48,7 @@ class Chance:
         numpy = sys.modules.get("numpy")
         if numpy:
             numpy.random.seed(number % 2**32)
-        torch.manual_seed(number)
+        seed_torch(number)
 
     def call(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute one random torch call.
@@ -65,11 +65,11 @@ class Chance:
             return self._attention(position, args, kwargs)
         done = by_sample(
             name, func, args, kwargs, self.samples,
-            lambda i: torch.manual_seed(self.number(position, "sample", self.first + i)),
+            lambda i: seed_torch(self.number(position, "sample", self.first + i)),
         )  # fmt: skip
         if done is not None:
             return done[0]
-        torch.manual_seed(self.number(position, self.first))
+        seed_torch(self.number(position, self.first))
         return func(*args, **kwargs)
 
     def keep(self, position: Position, shape: torch.Size, p: float, like: torch.Tensor) -> torch.Tensor:
@@ -113,6 +113,16 @@ class Chance:
         return weights * self.keep(position, weights.shape, p, weights) @ value
 
 
+def seed_torch(number: int) -> None:
+    """Seed torch's own generators: the CPU's, and those of CUDA devices that are in use.
+
+    `torch.manual_seed` notes a stack for each kind of device that is not: 350 us a call, where this takes 1.
+    """
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+
+
 @contextmanager
 def seeded(number: int) -> Iterator[None]:
     """Seed torch's, Python's and numpy's generators inside the block, and put their states back after it."""
@@ -120,7 +130,7 @@ def seeded(number: int) -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
     with torch.random.fork_rng():
-        torch.manual_seed(number)
+        seed_torch(number)
         random.seed(number)
         if numpy:
             numpy.random.seed(number % 2**32)
