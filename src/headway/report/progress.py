@@ -162,8 +162,8 @@ def line(
         parts.append(f"peak {format_bytes(peak_bytes)}")
     if bubble is not None:
         parts.append(f"bubble {bubble:.0%}")
-    if left is not None:
-        parts.append("done" if left == 0 else f"{format_seconds(left)} left")
+    if left:
+        parts.append(f"{format_seconds(left)} left")
     return "  ".join(parts)
 
 

@@ -24,7 +24,8 @@ class Narrator:
     world: World
     journal: Journal
     progress: Progress
-    total: int | None = None
+    batches: int | None = None  # of the pass over a loader that goes on
+    first: int | None = None  # the step that was logged first in that pass
     told: Told | None = None
     share: Share | None = None
     tokens: int | None = None
@@ -45,9 +46,9 @@ class Narrator:
         progress = Progress(rank=world.rank, planned_seconds=plan.seconds, planned_bytes=most)
         return Narrator(plan, world, journal, progress)
 
-    def expect(self, total: int | None) -> None:
-        """Say how many steps there will be."""
-        self.total = total if total is not None else self.total
+    def expect(self, batches: int | None) -> None:
+        """Say how many batches the pass over a loader has that begins now; one pass may follow another."""
+        self.batches, self.first = batches, None
         self.last = time.perf_counter()
 
     def note(self, told: Told, share: Share, tokens: int | None) -> None:
@@ -67,8 +68,14 @@ class Narrator:
         """Keep a gradient norm."""
         self.norm = norm
 
+    def _end(self, step: int) -> int | None:
+        """Give the step at which the pass over the loader ends, whatever number it began with."""
+        if self.first is None:
+            self.first = step
+        return None if self.batches is None or step >= self.first + self.batches else self.first + self.batches
+
     def log(self, step: int, loss: Any, tokens: int | None, total: int | None, metrics: Mapping[str, Any]) -> None:
-        """Report a step."""
+        """Report a step: what it came to when it trained, whatever was evaluated since, and `metrics`."""
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
         told, rank = self.told, self.world.rank
@@ -79,11 +86,11 @@ class Narrator:
         samples = self.share.total if self.share else None
         tokens = self.tokens if tokens is None else tokens
         norm = None if self.norm is None else float(self.norm)
-        numbers = {name: float(value) for name, value in metrics.items()}
+        numbers = {name: float(value) for name, value in {**(told.metrics if told else {}), **metrics}.items()}
         self.journal.write(StepDone(step, value, seconds, samples, tokens, peak, bubble, norm, numbers))
         compared = self.progress.step(
             step, loss=value, seconds=seconds, tokens=tokens, samples=samples, peak_bytes=most, bubble=bubble,
-            total=total or self.total,
+            total=total or self._end(step),
         )  # fmt: skip
         if compared is not None:
             planned = self.plan.memory[rank] if rank < len(self.plan.memory) else None

@@ -117,8 +117,8 @@ class ParallelModel(nn.Module):
         The random generators of all ranks are set to rank 0's first, so that a shuffling loader gives the same order.
         """
         same_generators(self.world)
-        total = len(loader) if isinstance(loader, Sized) else None
-        self._narrator.expect(total if self.training else None)
+        if self.training:  # what is evaluated in between is no step
+            self._narrator.expect(len(loader) if isinstance(loader, Sized) else None)
         for batch in loader:
             yield self.share(batch)
 
@@ -148,7 +148,8 @@ class ParallelModel(nn.Module):
         agree(self.world, self._data_group, self.module, before)
         self._wires.flush()
         self.steps_done += 1
-        return self._result(told, share, num_tokens(part, share.total))
+        self._narrator.note(told, share, num_tokens(part, share.total))
+        return self._result(told)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients down so that their norm, over the whole model, is at most `max_norm`; return the norm.
@@ -170,7 +171,9 @@ class ParallelModel(nn.Module):
         with torch.no_grad(), self._evaluating():
             _, told = self._walk(part, share, train=False)
         self._wires.flush()
-        return self._result(told, share, num_tokens(part, share.total))
+        if self._narrator.told is None:  # a script that only evaluates; else what it logs is the training's
+            self._narrator.note(told, share, num_tokens(part, share.total))
+        return self._result(told)
 
     def predict(self, batch: Any) -> Any:
         """Compute what `model(...)` returns for a batch, in eval mode, on every rank (all ranks call it).
@@ -266,7 +269,7 @@ class ParallelModel(nn.Module):
         `tokens` of the global batch, `total` steps: found by themselves where batches are [samples, tokens] of
         integers and the loader has a length. Further numbers are kept as metrics.
         """
-        self._narrator.log(step, loss, tokens, total, {**self.metrics, **metrics})
+        self._narrator.log(step, loss, tokens, total, metrics)
 
     # inside
 
@@ -316,9 +319,8 @@ class ParallelModel(nn.Module):
         told = self._exchange.tell(step.losses, step.seen, self._orders.actions(share, train), self._meter.peak())
         return step, told
 
-    def _result(self, told: Told, share: Share, tokens: int | None) -> torch.Tensor:
+    def _result(self, told: Told) -> torch.Tensor:
         self.metrics, self.timeline = told.metrics, told.timeline
-        self._narrator.note(told, share, tokens)
         return torch.tensor(float("nan") if told.loss is None else told.loss, dtype=torch.float64)
 
     def _chances(self, share: Share) -> list[Chance | None]:
