@@ -18,6 +18,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -43,6 +44,7 @@ FIXED = struct.Struct(
     "<IIIqI"
 )  # micro-batch, number of tensors, bytes of description, of note, of values in the header
 INLINE_BYTES = 128  # values up to this many bytes travel in the header
+LINGER_BYTES = 1 << 20  # of messages that may have gone and are kept all the same, until the next flush
 MAX_TAG_BASE = 1 << 10
 MICRO_BITS, KIND_BITS = 9, 12
 HEADER_KIND, OVERFLOW_KIND, FIRST_TENSOR_KIND = 0, 1, 2
@@ -83,54 +85,55 @@ def _written(signature: Signature) -> str:
 
 
 class _Sends:
-    """Sends under way. A thread waits for each in turn and lets go of its tensors (gloo's sends cannot be polled)."""
+    """Sends under way, with their tensors. gloo's sends cannot be polled, only waited for.
 
-    def __init__(self, deadline: float, name: str) -> None:
-        self._deadline = deadline
+    `wait` does that, and a thread as soon as more than LINGER_BYTES are kept alive: each time that it wakes, whoever
+    computes waits for Python's lock.
+    """
+
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._under_way: deque[Pending] = deque()
-        self._changed = threading.Condition()
+        self._under_way: deque[tuple[Pending, int]] = deque()
+        self._added = self._gone = 0  # bytes; each is written by one thread at a time
+        self._draining = threading.Lock()
+        self._wake = threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, sends: list[Pending]) -> None:
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            self._under_way.extend(sends)
-            self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"sends of {self._name}", daemon=True)
-            self._thread.start()
+    def add(self, send: Pending, size: int) -> None:
+        if self._error is not None:
+            raise self._error
+        self._under_way.append((send, size))
+        self._added += size
+        if self._added - self._gone > LINGER_BYTES:
+            self._wake.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"sends of {self._name}", daemon=True)
+                self._thread.start()
 
     def __len__(self) -> int:
         return len(self._under_way)
 
     def wait(self) -> None:
-        # Each send has its own deadline, so the thread always comes to an end; it reports, this only waits.
-        with self._changed:
+        """Wait until all have gone. Raises what went wrong with any."""
+        with self._draining:
             while self._under_way and self._error is None:
-                self._changed.wait(1.0)
-            if self._error is not None:
-                raise self._error
+                send, size = self._under_way[0]
+                try:
+                    send.wait()  # each has a deadline
+                except BaseException as error:
+                    self._error = error
+                    break
+                self._under_way.popleft()
+                self._gone += size
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._under_way:
-                    self._changed.wait()
-                oldest = self._under_way[0]
-            try:
-                oldest.wait()
-            except BaseException as error:
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._under_way.popleft()
-                if not self._under_way:
-                    self._changed.notify_all()
+        with suppress(BaseException):  # kept, and raised to whoever sends or waits next
+            while self._wake.wait():
+                self._wake.clear()
+                self.wait()
 
 
 class _Arrival:
@@ -163,7 +166,7 @@ class Channel:
         self.name = f"channel {source_rank}->{target_rank}"
         self._group = world.everyone
         self._peer = target_rank if world.rank == source_rank else source_rank
-        self._sends = _Sends(world.deadline, self.name)
+        self._sends = _Sends(self.name)
         # Receiving end. Headers arrive in the order of the sends, whatever micro-batch they are of.
         self._posted_headers: deque[tuple[torch.Tensor, Pending]] = deque()
         self._free_headers: list[torch.Tensor] = []
@@ -187,13 +190,14 @@ class Channel:
         body = inline + description + note
         room = HEADER_BYTES - FIXED.size
         header[FIXED.size : FIXED.size + min(len(body), room)] = body[:room]
-        parts = [self._post_send(torch.frombuffer(header, dtype=torch.uint8), micro, HEADER_KIND, "header")]
+        self._post_send(torch.frombuffer(header, dtype=torch.uint8), micro, HEADER_KIND, "header")
         if len(body) > room:
             overflow = torch.frombuffer(bytearray(body[room:]), dtype=torch.uint8)
-            parts.append(self._post_send(overflow, micro, OVERFLOW_KIND, "description"))
+            self._post_send(overflow, micro, OVERFLOW_KIND, "description")
         if size > INLINE_BYTES:
-            parts += [self._post_send(tensor, micro, kind, "tensors") for tensor in flat if tensor.numel()]
-        self._sends.add(parts)
+            for tensor in flat:
+                if tensor.numel():
+                    self._post_send(tensor, micro, kind, "tensors")
 
     def flush(self) -> None:
         """Wait until every message has gone. Raises PeerError when one could not go within the deadline."""
@@ -316,8 +320,9 @@ class Channel:
             micro = 0
         return (self.tag_base << MICRO_BITS | micro % (1 << MICRO_BITS)) << KIND_BITS | kind
 
-    def _post_send(self, tensor: torch.Tensor, micro: int, kind: int, part: str) -> Pending:
-        return self._start(self._group.handle.send, tensor, micro, kind, f"rank {self._peer} to take the {part}")
+    def _post_send(self, tensor: torch.Tensor, micro: int, kind: int, part: str) -> None:
+        send = self._start(self._group.handle.send, tensor, micro, kind, f"rank {self._peer} to take the {part}")
+        self._sends.add(send, tensor.nbytes)
 
     def _post_receive(self, tensor: torch.Tensor, micro: int, kind: int, part: str) -> Pending:
         return self._start(self._group.handle.recv, tensor, micro, kind, f"the {part}")
