@@ -99,13 +99,17 @@ class StepDone:
 
 @dataclass(frozen=True)
 class PlannedBesideHappened:
-    """Seconds a step and peak bytes of this rank, planned and happened."""
+    """Seconds a step and peak bytes of this rank, planned and happened.
+
+    What happened counts from one log to the next; `outside_seconds` of it were not in `forward_backward`.
+    """
 
     step: int
     planned_seconds: float | None
     happened_seconds: float | None
     planned_bytes: int | None
     happened_bytes: int | None
+    outside_seconds: float | None = None
 
 
 @dataclass(frozen=True)

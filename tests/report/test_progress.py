@@ -92,11 +92,13 @@ def test_speed_in_tokens_or_samples() -> None:
 def test_planned_beside_happened_after_the_third_step_without_the_first() -> None:
     stream = io.StringIO()
     progress = Progress(planned_seconds=0.2, planned_bytes=100 * 2**20, stream=stream, clock=Clock(1.0))
-    found = [progress.step(step, seconds=s, peak_bytes=90 * 2**20) for step, s in enumerate((9.0, 0.2, 0.3, 0.4))]
+    every = enumerate((9.0, 0.2, 0.3, 0.4))
+    found = [progress.step(step, seconds=s, outside=0.2 * s, peak_bytes=90 * 2**20) for step, s in every]
     progress.close()
-    assert found == [None, None, PlannedBesideHappened(2, 0.2, 0.25, 100 * 2**20, 90 * 2**20), None]
+    assert found == [None, None, PlannedBesideHappened(2, 0.2, 0.25, 100 * 2**20, 90 * 2**20, 0.05), None]
     (said,) = [text for text in stream.getvalue().splitlines() if "beside" in text]
     assert all(part in said for part in ("200 ms", "250 ms", "+25%", "100 MiB", "90 MiB", "-10%"))
+    assert "50 ms of it outside forward_backward" in said
 
 
 def test_other_ranks_print_nothing_but_compare_too() -> None:

@@ -14,6 +14,8 @@ from headway.units import format_bytes, format_count, format_seconds
 
 # The third step: the first one warms up caches and is left out of what happened.
 COMPARED_AT = 3
+WORTH_SAYING = 0.05
+"""Part of a step that the script spends by itself (loading, clipping, the optimizer) and that is worth a word."""
 _PLAIN_EVERY = 10.0
 _LIVE_EVERY = 0.1
 # Weight of the newest step in the smoothed seconds a step.
@@ -42,7 +44,7 @@ class Progress:
         self._clock = clock
         self._live: Any = None
         self._num_steps = 0
-        self._early: list[float] = []
+        self._early: list[tuple[float, float]] = []
         self._smoothed: float | None = None
         self._last_call: float | None = None
         self._last_shown = -math.inf
@@ -56,6 +58,7 @@ class Progress:
         *,
         loss: float | None = None,
         seconds: float | None = None,
+        outside: float = 0.0,
         tokens: int | None = None,
         samples: int | None = None,
         peak_bytes: int | None = None,
@@ -64,11 +67,13 @@ class Progress:
     ) -> PlannedBesideHappened | None:
         """Show one step. `seconds`, `tokens`, `samples` are of this step, over all ranks; `total` counts the steps.
 
+        `outside` of the seconds the script spent by itself.
+
         After the third call, return what was planned beside what happened (and show it), on every rank.
         """
         now = self._clock()
         self._measure(now)
-        compared = self._compare(step, seconds, peak_bytes)
+        compared = self._compare(step, seconds, outside, peak_bytes)
         if self._shows:
             speed = _speed(seconds, tokens, samples)
             left = self._left(step, total)
@@ -106,13 +111,17 @@ class Progress:
         self._last_call = now
         self._num_steps += 1
 
-    def _compare(self, step: int, seconds: float | None, peak_bytes: int | None) -> PlannedBesideHappened | None:
+    def _compare(
+        self, step: int, seconds: float | None, outside: float, peak_bytes: int | None
+    ) -> PlannedBesideHappened | None:
         if 1 < self._num_steps <= COMPARED_AT and seconds is not None:
-            self._early.append(seconds)
+            self._early.append((seconds, outside))
         if self._num_steps != COMPARED_AT:
             return None
-        happened = sum(self._early) / len(self._early) if self._early else None
-        return PlannedBesideHappened(step, self._planned_seconds, happened, self._planned_bytes, peak_bytes)
+        count = len(self._early)
+        happened = sum(each for each, _ in self._early) / count if count else None
+        apart = sum(each for _, each in self._early) / count if count else None
+        return PlannedBesideHappened(step, self._planned_seconds, happened, self._planned_bytes, peak_bytes, apart)
 
     def _left(self, step: int, total: int | None) -> float | None:
         if total is None or self._smoothed is None:
@@ -173,6 +182,8 @@ def beside(compared: PlannedBesideHappened) -> str | None:
     if compared.planned_seconds and compared.happened_seconds:
         planned, happened = compared.planned_seconds, compared.happened_seconds
         change = f"{happened / planned - 1:+.0%}"
+        if compared.outside_seconds and compared.outside_seconds > WORTH_SAYING * happened:
+            change += f"; {format_seconds(compared.outside_seconds)} of it outside forward_backward"
         said.append(f"step {format_seconds(planned)} planned, {format_seconds(happened)} happened ({change})")
     if compared.planned_bytes and compared.happened_bytes:
         room, peak = compared.planned_bytes, compared.happened_bytes

@@ -31,6 +31,8 @@ class Narrator:
     tokens: int | None = None
     norm: Any = None
     last: float = field(default_factory=time.perf_counter)
+    began: float = 0.0  # when this forward_backward did
+    inside: float = 0.0  # seconds of forward_backward since the last log
 
     @staticmethod
     def start(plan: Plan, world: World, run_directory: Path | None) -> Narrator:
@@ -49,7 +51,16 @@ class Narrator:
     def expect(self, batches: int | None) -> None:
         """Say how many batches the pass over a loader has that begins now; one pass may follow another."""
         self.batches, self.first = batches, None
-        self.last = time.perf_counter()
+        self.last, self.inside = time.perf_counter(), 0.0
+
+    def begin(self) -> None:
+        """Say that a step's forward and backward begin."""
+        self.began = time.perf_counter()
+
+    def end(self, told: Told, share: Share, tokens: int | None) -> None:
+        """Say that they have ended."""
+        self.note(told, share, tokens)
+        self.inside += time.perf_counter() - self.began
 
     def note(self, told: Told, share: Share, tokens: int | None) -> None:
         """Keep what a step came to; `tokens` of the global batch where they are known."""
@@ -78,6 +89,7 @@ class Narrator:
         """Report a step: what it came to when it trained, whatever was evaluated since, and `metrics`."""
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
+        outside, self.inside = seconds - self.inside, 0.0
         told, rank = self.told, self.world.rank
         value = None if loss is None else float(loss)
         bubble = told.timeline.bubble if told and told.timeline else None
@@ -89,8 +101,8 @@ class Narrator:
         numbers = {name: float(value) for name, value in {**(told.metrics if told else {}), **metrics}.items()}
         self.journal.write(StepDone(step, value, seconds, samples, tokens, peak, bubble, norm, numbers))
         compared = self.progress.step(
-            step, loss=value, seconds=seconds, tokens=tokens, samples=samples, peak_bytes=most, bubble=bubble,
-            total=total or self._end(step),
+            step, loss=value, seconds=seconds, outside=outside, tokens=tokens, samples=samples, peak_bytes=most,
+            bubble=bubble, total=total or self._end(step),
         )  # fmt: skip
         if compared is not None:
             planned = self.plan.memory[rank] if rank < len(self.plan.memory) else None

@@ -132,6 +132,7 @@ class ParallelModel(nn.Module):
         Afterwards `.grad` of each of this rank's parameters is that of the loss over the global batch, added to what
         was there. Returns that loss, a float64 scalar, the same on every rank (nan when nothing was counted).
         """
+        self._narrator.begin()
         part, share = self._sharing.recognise(batch)
         changed = self._owned_buffers if self.training else ()
         before = Before.of(self.module, changed) if changed else Before({})
@@ -148,7 +149,7 @@ class ParallelModel(nn.Module):
         agree(self.world, self._data_group, self.module, before)
         self._wires.flush()
         self.steps_done += 1
-        self._narrator.note(told, share, num_tokens(part, share.total))
+        self._narrator.end(told, share, num_tokens(part, share.total))
         return self._result(told)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
