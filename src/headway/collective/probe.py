@@ -10,7 +10,7 @@ import torch
 from headway.collective.channel import Channel, signature_of
 from headway.collective.codec import CODECS, Codec
 from headway.collective.pieces import lost
-from headway.collective.world import Group, World
+from headway.collective.world import World
 
 TAG_BASE = 1023  # the last one: no edge of a model has it
 SMALL_BYTES = 1 << 10
@@ -40,24 +40,6 @@ def measure_link(world: World, ranks: Sequence[int], *, seconds: float = 0.3) ->
                 worst = (max(worst[0], small), min(worst[1], bandwidth))
     answers = world.gather_objects(worst)
     return max(latency for latency, _ in answers), min(bandwidth for _, bandwidth in answers)
-
-
-def measure_all_reduce(
-    world: World, group: Group | None = None, *, num_bytes: int = 4 << 20, seconds: float = 0.15
-) -> float:
-    """Return the rate of an all-reduce of `num_bytes` over the group: bytes of the tensor per second.
-
-    Every member calls it and gets the same answer, the slowest one's. One rank alone: infinity.
-    """
-    group = world.everyone if group is None else group
-    if group.size == 1:
-        return float("inf")
-    tensor = torch.zeros(num_bytes // 4, device=world.device)
-    world.all_reduce(tensor, group)  # connects
-    once = _timed(world, lambda: world.all_reduce(tensor, group))
-    count = int(world.broadcast_object(_count(once, seconds), source=group.ranks[0], group=group))
-    spent = min(_timed(world, lambda: world.all_reduce(tensor, group)) for _ in range(count))
-    return num_bytes / max(world.gather_objects(spent, group))
 
 
 def measure_codecs(world: World, *, seconds: float = 0.02) -> dict[str, float]:

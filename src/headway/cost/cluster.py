@@ -266,11 +266,6 @@ def available_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def device_kinds() -> tuple[str, ...]:
-    """Return the kinds of device with a preset."""
-    return tuple(_DEVICES)
-
-
 def _parse(text: str) -> tuple[int, int, Device]:
     match = _PATTERN.match(text.strip()) if isinstance(text, str) else None
     if match is None:
