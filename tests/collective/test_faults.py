@@ -15,7 +15,7 @@ from torch import nn
 from headway.collective.pending import GRACE
 from headway.collective.reduce import Reducer
 from headway.collective.world import PeerError, World
-from tests.several.ranks import Outcome, outcomes_on_ranks
+from tests.several.ranks import SOON, Outcome, outcomes_on_ranks
 
 DEADLINE = 1.0
 
@@ -57,7 +57,7 @@ def test_a_rank_that_dies_is_named_at_once(codec: str) -> None:
     for outcome in others(outcomes):
         assert isinstance(outcome.error, PeerError), outcome.trace
         assert outcome.error.consequence and "gradients of" in str(outcome.error)
-        assert outcome.seconds - outcomes[1].seconds < 5 + 1
+        assert outcome.seconds - outcomes[1].seconds < SOON
     # One that is left may only have seen the other one go, which had named the first cause.
     assert any(outcome.error.peers == (1,) for outcome in others(outcomes)), [str(o.error) for o in others(outcomes)]
 

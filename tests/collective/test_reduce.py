@@ -13,7 +13,7 @@ from torch import nn
 from headway.collective.reduce import Reducer
 from headway.collective.world import PeerError, World
 from headway.errors import RankError
-from tests.several.ranks import on_ranks, outcomes_on_ranks
+from tests.several.ranks import SOON, on_ranks, outcomes_on_ranks
 
 MODES = {"direct": 0, "mixed": 1 << 10, "flat": 1 << 40}  # direct_bytes
 
@@ -454,7 +454,7 @@ def test_a_rank_that_dies_in_a_reduction_is_named() -> None:
     for outcome in (outcomes[0], outcomes[2]):
         assert isinstance(outcome.error, PeerError), outcome.trace
         assert outcome.error.consequence and 1 in outcome.error.peers
-        assert outcome.seconds - outcomes[1].seconds < 5
+        assert outcome.seconds - outcomes[1].seconds < SOON
 
 
 def stalls(world: World) -> None:
