@@ -20,6 +20,8 @@ LIBRARIES = {
     "xt": "x_transformers", "oc": "open_clip", "df": "diffusers", "pyg": "torch_geometric", "pcv": "pytorchcv",
 }  # fmt: skip
 """The libraries by the beginnings of the given zoo's names."""
+PLAIN = ("plain", "plain_loops", "plain_training", "research_learning", "research_sequence")
+"""Modules with families in torch alone."""
 
 
 def loss_of(output: Any) -> Any:
@@ -60,7 +62,7 @@ def given() -> dict[str, Family]:
 def families() -> dict[str, Family]:
     """List all families by name."""
     found = given()
-    for module in ("plain", "plain_loops", "plain_training"):
+    for module in PLAIN:
         found.update({f"torch {k}": f for k, f in importlib.import_module(f"tests.zoo.{module}").FAMILIES.items()})
     if importlib.util.find_spec("transformers") is not None:
         for module in ("hub", "hub_readers", "hub_senses", "hub_pairs", "hub_series"):

@@ -90,6 +90,8 @@ class Interception:
             (apis, "vmap_impl", self._opaque(apis.vmap_impl)),
             (eager_transforms, "grad_impl", self._opaque(eager_transforms.grad_impl)),
             (eager_transforms, "grad_and_value_impl", self._opaque(eager_transforms.grad_and_value_impl)),
+            (eager_transforms, "_jvp_with_argnums", self._opaque(eager_transforms._jvp_with_argnums)),
+            (eager_transforms, "_vjp_with_argnums", self._opaque(eager_transforms._vjp_with_argnums)),
             (BackwardHook, "setup_input_hook", self._backward_hook(BackwardHook.setup_input_hook)),
             (BackwardHook, "setup_output_hook", self._backward_hook(BackwardHook.setup_output_hook)),
         ]

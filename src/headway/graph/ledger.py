@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,8 +44,9 @@ class Ledger:
         self.derived_storages: set[int] = set()
         self.graph_storages: set[int] = set()  # written in place, on meta, with something that needs a gradient
         self.derived_values: set[int] = set()
-        stored = (storage_of(tensor) for tensor, _, _ in self.weights.values())
-        self.weight_storages = {id(s): s for s in stored if s is not None}
+        stored = ((storage_of(tensor), name) for tensor, name, _ in self.weights.values())
+        self.weight_storages = {id(s): (s, name) for s, name in stored if s is not None}
+        self.kept: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # weights that were changed, with what they held
         self.saved_now: list[int] = []
         self.saved_before: set[int] = set()
 
@@ -126,10 +128,37 @@ class Ledger:
             self.twins[id(tensor)] = entry
             storage, twin_storage = storage_of(tensor), storage_of(entry[1])
             if storage is not None and id(storage) in self.weight_storages:
-                self.weight_storages[id(twin_storage)] = twin_storage
+                self.weight_storages[id(twin_storage)] = (twin_storage, self.weight_storages[id(storage)][1])
             elif id(tensor) in self.known:  # the twin takes the place of the value, for what autograd saves
                 self.storages[id(twin_storage)] = (twin_storage, self.values[self.known[id(tensor)][1]].storage)
         return entry[1]
+
+    def look_again(self, tensor: torch.Tensor) -> None:
+        """Note that a known value requires gradients by now: somebody has said so."""
+        entry = self.known.get(id(tensor))
+        if entry is not None and tensor.requires_grad:
+            self.values[entry[1]] = replace(self.values[entry[1]], requires_grad=True)
+
+    def weight_of(self, tensor: torch.Tensor) -> str | None:
+        """Name the weight that a tensor is, or is a view of: `weight.data`, a row of a buffer."""
+        weight = self.weights.get(id(tensor))
+        if weight is not None:
+            return weight[1]
+        storage = storage_of(tensor)
+        return None if storage is None else self.weight_storages.get(id(storage), (None, None))[1]
+
+    def keep(self, tensors: list[torch.Tensor]) -> None:
+        """Keep the content of parameters that may be changed now, for `put_back`."""
+        names = {self.weight_of(tensor) for tensor in tensors} - {None} - self.kept.keys()
+        for tensor, name, _ in self.weights.values() if names else ():
+            if name in names:
+                self.kept[name] = (tensor, tensor.detach().clone())
+
+    def put_back(self) -> None:
+        """Undo what the recorded run changed of parameters."""
+        with torch.no_grad():
+            for tensor, content in self.kept.values():
+                tensor.copy_(content)
 
     def was_written(self, tensor: torch.Tensor, version: int) -> bool:
         """Say whether a call changed a tensor in place; a call on meta changes the twin of a tensor with values."""
@@ -146,7 +175,7 @@ class Ledger:
 
     def let_go(self) -> None:
         """Forget all tensors: autograd holds this ledger by a hook, and they hold autograd, unseen by the collector."""
-        for table in (self.weights, self.known, self.twins, self.storages, self.weight_storages):
+        for table in (self.weights, self.known, self.twins, self.storages, self.weight_storages, self.kept):
             table.clear()
 
     def note_saved(self, tensor: torch.Tensor) -> torch.Tensor:

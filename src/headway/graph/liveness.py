@@ -118,13 +118,11 @@ def _updating(calls: Sequence[Call], modules: Sequence[ModuleCall]) -> dict[int,
                 found[call.index] = reason
     uses: dict[str, list[int]] = {name: [] for call in calls for name in call.written_buffers}
     for call in calls:
-        for name in {*call.buffers, *call.written_buffers} & uses.keys():
+        for name in {*call.buffers, *call.written_buffers, *call.parameters} & uses.keys():
             uses[name].append(call.index)
     for name, indices in uses.items():
         for index in range(indices[0] + 1, indices[-1] + 1):
-            found.setdefault(
-                index, f"buffer {name} changes, and is used before and after: its state stays on one stage"
-            )
+            found.setdefault(index, f"{name} changes, and is used before and after: its state stays on one stage")
     return found
 
 
@@ -139,14 +137,21 @@ def _differentiated(calls: Sequence[Call]) -> dict[int, str]:
         leaves = given if isinstance(given, tuple | list) else (given,)
         sources = {leaf.value for leaf in leaves if isinstance(leaf, Ref)}
         weights = {leaf.name for leaf in leaves if isinstance(leaf, Weight)}
-        users = (
-            c.index
-            for c in calls[: call.index]
-            if c.derived and not (sources.isdisjoint(c.inputs) and weights.isdisjoint(c.parameters))
-        )
-        for index in range(next(users, call.index) + 1, call.index + 1):
+        first = _first_user(calls[: call.index], sources, weights)
+        for index in range((call.index if first is None else first) + 1, call.index + 1):
             found[index] = "torch.autograd.grad goes back over these calls, so they stay on one stage"
     return found
+
+
+def _first_user(calls: Sequence[Call], sources: set[int], weights: set[str]) -> int | None:
+    """Find the first call that takes one of the sources, or what other calls made of them, with a parameter."""
+    for call in calls:
+        if not (sources.isdisjoint(call.inputs) and weights.isdisjoint(call.parameters)):
+            if call.derived:
+                return call.index
+            sources.update(call.outputs)
+            sources.update(call.writes)
+    return None
 
 
 def _refusal(

@@ -94,20 +94,22 @@ def _record(
         replaced = stack.enter_context(_as_before(model))
         stack.enter_context(torch.random.fork_rng())
         stack.enter_context(torch.enable_grad())
+        stack.callback(recorder.ledger.put_back)
         with ExitStack() as watching:
             watching.enter_context(recorder.saved_hooks)
             watching.enter_context(recorder.flop_counter)
             watching.enter_context(recorder)
             result = loss(model, batch)
         graph = recorder.graph(samples, result, replaced())
-        recorder.ledger.let_go()
-        return Recording(graph, result)
+    recorder.ledger.let_go()
+    return Recording(graph, result)
 
 
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor]]]:
     """Put buffers, attributes and generators of random numbers back; tells which buffers were replaced by others."""
     attributes = [(module, dict(vars(module))) for module in model.modules()]
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     buffers = [(name, module, dict(module._buffers)) for name, module in model.named_modules() if module._buffers]
     contents = [(b, b.clone()) for b in state_of(model).values() if not b.is_meta]
     python_state = random.getstate()
@@ -128,9 +130,12 @@ def _as_before(model: nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor
         for _, module, table in buffers:
             module._buffers.clear()
             module._buffers.update(table)
+        for parameter, flag in trained:
+            if parameter.requires_grad is not flag:
+                parameter.requires_grad_(flag)
         for module, before in attributes:  # what a module kept of this run would be of no use to it
             now = vars(module)
-            for name in [n for n, value in now.items() if before.get(n, now) is not value and _holds_absent(value)]:
+            for name in [n for n, value in now.items() if before.get(n, now) is not value and _holds_made(value)]:
                 if name in before:
                     now[name] = before[name]
                 else:
@@ -143,5 +148,6 @@ def _as_before(model: nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor
             numpy.random.set_state(numpy_state)
 
 
-def _holds_absent(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves(value))
+def _holds_made(value: Any) -> bool:
+    """Say whether there is a tensor in it that is absent, or part of a graph: no copy could be made of that."""
+    return any(isinstance(leaf, torch.Tensor) and (leaf.is_meta or not leaf.is_leaf) for leaf in tree_leaves(value))

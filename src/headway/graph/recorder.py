@@ -24,6 +24,7 @@ from headway.graph.model import Call, ModelGraph, ModuleCall, Position, Ref, Wei
 from headway.graph.walk import (
     Walk,
     function_name,
+    is_in_place,
     is_read,
     is_shape_read,
     map_tensors,
@@ -57,7 +58,7 @@ class Recorder(Walk):
     """Notes calls, tensors and modules. With `compute` on real numbers; else what is derived is computed on meta."""
 
     def __init__(self, model: nn.Module, batch: Any, *, compute: bool, state: frozenset[str] = frozenset()) -> None:
-        super().__init__(module_paths(model))
+        super().__init__(module_paths(model), model=model)
         self.compute = compute
         self.ledger = Ledger(model, state, compute=compute)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
@@ -84,12 +85,14 @@ class Recorder(Walk):
 
     def fact(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer for absent tensors that they live on the model's device."""
-        return answer_fact(func, name, args, kwargs, self.device)
+        result = answer_fact(func, name, args, kwargs, self.device)
+        if name == "__set__":
+            self.ledger.look_again(args[0])
+        return result
 
     def on_module(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Note one module call."""
-        path = self.paths.get(id(module), f"<{type(module).__name__}>")
-        entry = self._open(position, path, type(module).__name__)
+        entry = self._open(position, self.path_of(module), type(module).__name__)
         before = host_state()
         result = run()
         entry.draws = host_state() != before
@@ -159,6 +162,8 @@ class Recorder(Walk):
                 remedy="give the model values (it is on meta), or move the read out of the forward pass",
             )
         asked = derived and self.compute and not read and not shape_read and not self._has_rule(func, args, kwargs)
+        if self.compute and is_in_place(func, kwargs):
+            ledger.keep(tensors)
         versions, shapes = [version_of(t) for t in tensors], [t.shape for t in tensors]
         statistics = {id(t) for t in running_statistics(func, args, kwargs)}
         ledger.saved_now = []
@@ -174,6 +179,8 @@ class Recorder(Walk):
             found, held, taken = ledger.classify(list(inside.values()))
             parameters, buffers, inputs = parameters + found, buffers + held, inputs + taken
             derived = derived or bool(found) or any(ledger.is_derived(v) for v in taken)
+        if short_name(func) == "requires_grad_":
+            ledger.look_again(args[0])
         if asked:
             self.asked.add(function_name(func))
         chance = is_random(func, args, kwargs)
@@ -251,9 +258,10 @@ class Recorder(Walk):
         for tensor, version, shape in zip(tensors, versions, shapes, strict=True):
             if not ledger.was_written(tensor, version) and id(tensor) not in statistics:
                 continue
-            weight = ledger.weights.get(id(tensor))
+            weight = ledger.weight_of(tensor)
             if weight is not None:
-                written_buffers.append(weight[1])  # Keras keeps its moving averages in frozen parameters
+                written_buffers.append(weight)  # Keras keeps its moving averages in frozen parameters
+            if id(tensor) in ledger.weights:
                 continue
             value = ledger.value_of(tensor)
             writes.append(value)

@@ -87,6 +87,13 @@ def is_shape_read(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return False
 
 
+def is_in_place(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Say whether a call, by its name, changes a tensor that it is given."""
+    name = short_name(func)
+    named = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    return named or "out" in kwargs
+
+
 def tensors_of(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     """Collect the tensors of nested tuples, lists, dicts and slices, in order."""
     if isinstance(value, torch.Tensor):
@@ -142,11 +149,11 @@ class Walk(TorchFunctionMode):
     """
 
     def __init__(
-        self, paths: Mapping[int, str], landmarks: Landmarks | None = None, recorded: Calls | None = None,
-        weights: Mapping[int, str] | None = None,
+        self, paths: dict[int, str], landmarks: Landmarks | None = None, recorded: Calls | None = None,
+        weights: Mapping[int, str] | None = None, model: nn.Module | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.paths = paths  # of modules, by id
+        self.paths, self.model = paths, model  # of modules, by id
         self.landmarks, self.recorded, self.weights = landmarks or {}, recorded or {}, weights or {}
         self.frames = [self.frame((), "", ())]
         self.paused = False
@@ -197,6 +204,8 @@ class Walk(TorchFunctionMode):
                 return self.fact(func, name, args, kwargs)
         elif name in ("__set__", "_set_grad_enabled") or func in PLAIN_METHODS:
             return self.fact(func, name, args, kwargs)
+        elif name == "requires_grad_" and isinstance(args[0], nn.Parameter):  # whoever holds it freezes it
+            return self.fact(func, name, args, kwargs)
         before, self.paused = self.paused, True  # what happens inside a call is part of it
         try:
             return self._event(self.on_call, func, args, kwargs)
@@ -233,6 +242,8 @@ class Walk(TorchFunctionMode):
 
     def path_of(self, module: nn.Module) -> str:
         """Give a module's path; its kind in brackets if it is not part of the model."""
+        if id(module) not in self.paths and self.model is not None and any(True for _ in module.parameters()):
+            self.paths.update(module_paths(self.model))  # the program may have put another in a module's place
         return self.paths.get(id(module), f"<{type(module).__name__}>")
 
     def module_at(self, position: Position, path: str, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:

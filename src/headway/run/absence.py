@@ -31,6 +31,7 @@ class Absence:
         self.opaque = {id(getattr(module, name)) for module, name, _ in stage.buffers}
         self.opaque_storages: set[int] = set()
         self.wrote: Callable[[torch.Tensor], None] = lambda tensor: None  # told of what is changed in place
+        self.switched: dict[int, tuple[torch.Tensor, bool]] = {}  # parameters frozen or thawed, and as they were
         self.alive: list[Any] = []  # keeps those tensors and storages from being freed, so that ids stay theirs
 
     def hides(self, tensor: torch.Tensor) -> bool:
@@ -46,6 +47,16 @@ class Absence:
         if storage is not None:
             self.opaque_storages.add(id(storage))
         self.alive += (tensor, storage)
+
+    def switches(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
+        """Note that the program freezes or thaws a parameter; say whether it is done for something absent."""
+        if id(args[0]) in self.parameters:
+            self.switched.setdefault(id(args[0]), (args[0], args[0].requires_grad))
+        elif args[0].is_meta and name == "__set__" and func.__self__.__name__ == "requires_grad":
+            if args[1]:
+                mark(args[0])
+            return True
+        return False
 
     def result(
         self, position: Position, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], path: str,

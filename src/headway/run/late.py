@@ -10,7 +10,7 @@ import torch
 
 from headway.graph.ledger import storage_of, version_of
 from headway.graph.model import Position
-from headway.graph.walk import is_read, is_shape_read, map_tensors, short_name, tensors_of
+from headway.graph.walk import is_in_place, is_read, is_shape_read, map_tensors, short_name, tensors_of
 
 if TYPE_CHECKING:
     from headway.run.absence import Absence
@@ -35,9 +35,7 @@ class _Missing(Exception):
 
 def is_pure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Say whether a call does nothing but make its result: it reads no value, and changes nothing in place."""
-    name = short_name(func)
-    in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-    return not (in_place or "out" in kwargs or is_read(func, args, kwargs) or is_shape_read(func, args, kwargs))
+    return not (is_in_place(func, kwargs) or is_read(func, args, kwargs) or is_shape_read(func, args, kwargs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

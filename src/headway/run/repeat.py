@@ -18,7 +18,7 @@ class Repeat(Walk):
     """Sees a checkpointed region while backward computes it again, and draws the random numbers of the first time."""
 
     def __init__(
-        self, paths: Mapping[int, str], landmarks: Landmarks, calls: Calls, weights: Mapping[int, str],
+        self, paths: dict[int, str], landmarks: Landmarks, calls: Calls, weights: Mapping[int, str],
         keep: Set[Position], chance: Chance, position: Position, path: str,
         begun: Position,
     ) -> None:  # fmt: skip

@@ -53,7 +53,7 @@ class Stage:
     landmarks: Landmarks = field(default_factory=dict, compare=False)
     calls: Calls = field(default_factory=dict, compare=False)
     followed: frozenset[int] = frozenset()  # ids of modules with one in them that may read a value
-    paths: Mapping[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
+    paths: dict[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
     known: dict[Position, Known] = field(default_factory=dict, compare=False)  # and those of the last time
 
@@ -126,7 +126,8 @@ class Stage:
             with around, walk:
                 output = call(self.model, batch)
         except StageEnd:
-            pass
+            for parameter, flag in walk.absence.switched.values():  # the rest of the program would have done so
+                parameter.requires_grad_(flag)
         finally:
             for module, name, buffer in before:  # what another stage changes is not changed here
                 module._buffers[name] = buffer

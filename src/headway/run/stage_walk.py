@@ -41,7 +41,7 @@ class StageWalk(Walk):
         self, stage: Stage, received: Mapping[Key, torch.Tensor], answers: Mapping[str, Any], chance: Chance | None,
         program: Program | None,
     ) -> None:  # fmt: skip
-        super().__init__(stage.paths, stage.landmarks, stage.calls, stage.parameters)
+        super().__init__(stage.paths, stage.landmarks, stage.calls, stage.parameters, stage.model)
         self.capture, self.captured = program is not None, None
         part = stage.split.stages[stage.index]
         self.stage, self.part, self.chance = stage, part, chance
@@ -68,8 +68,6 @@ class StageWalk(Walk):
         self.taken: dict[Key, torch.Tensor] = {}  # what was received, as the program has it
         self.late = Late(self.absence, self._real, received)
 
-    # where in the program
-
     def _before(self, position: Position) -> bool:
         return position < self.start
 
@@ -82,6 +80,8 @@ class StageWalk(Walk):
         """Answer for absent tensors that they live on this stage's device, and need gradients where they do."""
         if name == "requires_grad" and args[0].is_meta and not isinstance(args[0], nn.Parameter):
             return hasattr(args[0], WANTS_GRADIENT)
+        if name in ("requires_grad_", "__set__") and self.absence.switches(func, name, args):
+            return None
         if name in GRADIENT_HOOKS and self._before(self.frames[-1].next_event()) and self.absence.hides(args[0]):
             return no_hook()
         return answer_fact(func, name, args, kwargs, self.stage.device)
