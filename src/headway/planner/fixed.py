@@ -19,7 +19,8 @@ from headway.schedule.exchange import read_rows, write_rows
 _ONLY: Mapping[str, object] = {"tensor": 1, "recompute": "none"}
 _NUMBERS = ("data", "pipeline", "chunks", "micro_batch", "num_micro_batches", "sync_every")
 CODECS = (*PARTS, *MENUS)
-KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", "shard", *_ONLY)
+REDUCTIONS = ("mean", "sum")
+KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", "shard", "reduction", *_ONLY)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ def read_fixed(
             raise _refuse(f"{name}={given[name]!r} is not built yet", name, f"{name}={only!r}, or leave it out")
     numbers = {name: _number(name, given[name]) for name in _NUMBERS if name in given}
     schedule, order = _schedule(given.get("schedule"), numbers)
+    if given.get("reduction", "mean") not in REDUCTIONS:
+        fact = f"losses of micro-batches do not make a {given['reduction']!r}"
+        raise _refuse(fact, "reduction", f"one of {', '.join(REDUCTIONS)}")
     codec = given.get("codec")
     if codec is not None and codec not in CODECS and not (isinstance(codec, str) and low_rank(codec)):
         known = (*CODECS, LOW_RANK, f"{LOW_RANK}:RANK")

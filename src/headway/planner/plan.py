@@ -51,6 +51,7 @@ class Plan:
     `seconds` is the predicted time of a step (schedule, reduction, update), `memory` the predicted peak bytes of each
     rank. `neighbours` ranks of a host sum gradients among themselves first; `bucket_bytes` travel together at most.
     With `sync_every` above 1 copies train on their own for so many steps: not the training of one process.
+    `reduction` says how losses of micro-batches make that of the batch: "mean", weighted by what they count, or "sum".
     Ranks are numbered with copies innermost: rank = stage * data + copy.
     """
 
@@ -72,6 +73,7 @@ class Plan:
     neighbours: int = 1
     bucket_bytes: int = 8 << 20
     sync_every: int = 1
+    reduction: str = "mean"
     split: Split | None = None
     made_for: Fingerprint | None = None
     cluster: str = ""

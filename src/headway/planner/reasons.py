@@ -96,8 +96,8 @@ def _against(best: Priced, others: list[Priced], memory: int) -> list[str]:
     other = min(fitting, key=lambda c: c.seconds)
     what = count(other.choice.num_stages, "stage") if other.choice.pipeline > 1 else "copies"
     reduce = max(stage.reduce for stage in other.stages)
-    spent = f", {format_seconds(reduce)} of it reducing gradients" if reduce > 0.05 * other.seconds else ""
-    return [f"{what} would take {format_seconds(other.seconds)} a step, this {format_seconds(best.seconds)}{spent}"]
+    spent = f" ({format_seconds(reduce)} of it reducing gradients)" if reduce > 0.05 * other.seconds else ""
+    return [f"{what} would take {format_seconds(other.seconds)} a step{spent}, this {format_seconds(best.seconds)}"]
 
 
 def _why_micro_batches(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:

@@ -35,6 +35,7 @@ class Checked:
     leaves: tuple[str, ...]
     graph: ModelGraph | None
     refusal: HeadwayError | None = None
+    weighs: str = ""  # how losses of parts make the loss of a batch, where that is not their mean
     tried: str = ""  # what came of two stages beside the undivided model
 
     @property
@@ -47,6 +48,7 @@ class Checked:
         if self.graph is None:
             return "\n".join([*lines, f"{'verdict':<10} cannot be split: it could not be recorded", str(self.refusal)])
         lines += [str(self.graph), *_labelled("in the way", in_the_way(self.graph) or ["nothing"])]
+        lines += _labelled("loss", [self.weighs] if self.weighs else [])
         lines += _labelled("tried", [self.tried] if self.tried else [])
         if self.refusal is not None:
             return "\n".join([*lines, f"{'verdict':<10} cannot be split: it was tried", str(self.refusal)])

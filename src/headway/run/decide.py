@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from headway.planner.search import search
 from headway.report.check import Checked, leaf_text, tried_text
 from headway.run.microbatch import Mean, batch_leaves, cut, num_samples, read_loss
 from headway.run.verify import verify_split
+from headway.run.weighing import Weighing, weigh
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -73,6 +75,7 @@ def plan(
             _recorder(model, loss, batch), times, there, global_batch=samples, optimizer_states=states, fixed=fixed,
             slices=takes_slices(optimizer),
         )  # fmt: skip
+        found = _with_reduction(found, model, loss, batch, fixed)
     else:
         found = _plan_here(identity, model, loss, batch, samples, optimizer, fixed, verify)
     if request is not None:
@@ -101,16 +104,17 @@ def _checked(model: nn.Module, loss: Loss, batch: Any, samples: int) -> Checked:
         graph = graph_at(min(samples, num_samples(batch)))
     except (BatchError, SplitError) as refusal:
         return Checked(leaves, None, refusal)
+    weighs = weigh(model, loss, batch).note or ""
     if not graph.cuts:
-        return Checked(leaves, graph)
+        return Checked(leaves, graph, weighs=weighs)
     cut = _middle(graph)
     try:
         tried = verify_split(
             model, loss, batch, split(graph, (cut.name,)), graph_at, memory=identify().device_memory
         )  # fmt: skip
     except SplitError as refusal:
-        return Checked(leaves, graph, refusal)
-    return Checked(leaves, graph, tried=f"{tried_text(tried)} (cut at {cut.name})")
+        return Checked(leaves, graph, refusal, weighs=weighs)
+    return Checked(leaves, graph, tried=f"{tried_text(tried)} (cut at {cut.name})", weighs=weighs)
 
 
 def _middle(graph: ModelGraph) -> Cut:
@@ -143,6 +147,8 @@ def _plan_here(
             graph_at, times_of, here, global_batch=samples, optimizer_states=optimizer_states(optimizer), fixed=fixed,
             codec_work=work, slices=takes_slices(optimizer),
         )  # fmt: skip
+        if world.rank == 0:
+            found = _with_reduction(found, model, loss, batch, fixed)
     except PlanError as caught:
         error = caught
     told = world.broadcast_object((found, error))
@@ -153,6 +159,17 @@ def _plan_here(
     if verify and found.pipeline > 1:
         _verify(world, identity, model, loss, batch, found, graph_at)
     return found
+
+
+def _with_reduction(found: Plan, model: nn.Module, loss: Loss, batch: Any, fixed: Mapping[str, object] | None) -> Plan:
+    """Say in a plan whether losses of micro-batches are averaged or added up: as decided, or as seen on few samples."""
+    given = (fixed or {}).get("reduction")
+    weighed = weigh(model, loss, batch) if given is None else Weighing(str(given))
+    if weighed.note is None or (not weighed.exact and found.data * found.num_micro_batches == 1):
+        return replace(found, reduction=weighed.reduction)
+    if not weighed.exact:
+        print(f"headway: {weighed.note}", flush=True)
+    return replace(found, reduction=weighed.reduction, reasons=(*found.reasons[:1], weighed.note, *found.reasons[1:]))
 
 
 def _this_machine(identity: Identity, world: World, cache: Path) -> Cluster:

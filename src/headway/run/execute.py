@@ -99,6 +99,7 @@ class Step:
     micro_batches: Sequence[Any]
     sizes: Sequence[int]
     chances: Sequence[Chance | None]
+    whole: int | None = None  # samples of the global batch, where losses are added up
     scale: float = 1.0  # gradients are those of the sum of totals times this
     program: Program | None = None  # call this instead of the loss, and keep what the model returns
     apart: Apart | None = None  # under a schedule whose backward is split
@@ -243,7 +244,7 @@ class Step:
                 if result.captured is not None:
                     self.outputs[micro] = result.captured
             elif self.wires.split.stages[stage].end is None:
-                parts = read_loss(result.output, self.sizes[micro])
+                parts = read_loss(result.output, self.sizes[micro], self.whole)
                 done.loss = parts.total
                 self.losses.append(LossParts(parts.total.detach(), parts.count, parts.metrics))
                 done.result = StageResult(result.sends, result.answers)

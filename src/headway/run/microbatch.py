@@ -162,9 +162,10 @@ def offsets(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return pairs
 
 
-def read_loss(result: Any, samples: int) -> LossParts:
+def read_loss(result: Any, samples: int, whole: int | None = None) -> LossParts:
     """Read what a loss function returned for `samples` samples: a scalar mean, `Mean`, or (either, metrics).
 
+    With `whole` samples in the global batch it is a sum: losses of its micro-batches are added up, not averaged.
     Raises TypeError when it is none of these.
     """
     metrics: Mapping[str, Any] = {}
@@ -173,6 +174,8 @@ def read_loss(result: Any, samples: int) -> LossParts:
     total, count = _total_and_count(result, samples, "the loss function")
     if not isinstance(total, torch.Tensor):
         raise TypeError(f"the loss function returned {_kind(result)}, not a scalar tensor")
+    if whole is not None:  # sum of (loss x whole) / sum of samples = sum of losses
+        total, count = total * (whole / count), float(samples)
     values = {}
     for name, value in metrics.items():
         part, weight = _total_and_count(value, samples, f"metric {name!r}")

@@ -285,6 +285,7 @@ class ParallelModel(nn.Module):
         return Step(
             stages=self._stages, wires=self._wires, kept=self._kept, micro_batches=pieces, sizes=sizes,
             chances=none if chances is None else chances, scale=scale, program=program,
+            whole=share.total if self.plan.reduction == "sum" else None,
             apart=self._apart if torch.is_grad_enabled() else None,
         )  # fmt: skip
 
