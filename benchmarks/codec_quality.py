@@ -1,6 +1,6 @@
 """Trains the example GPT on four ranks with each codec and several seeds, and compares losses on held-out files.
 
-    python benchmarks/codec_quality.py [--steps 1000] [--seeds 3] [--codecs fp32 fp16 int8 int4 powersgd]
+    python benchmarks/codec_quality.py [--steps 1000] [--seeds 3] [--codecs fp32 fp16 int8 int4] [--sync-every 8 32]
 
 The default size takes hours on two cores; `--steps 200 --layers 4 --width 192 --context 64` some half an hour. Printed
 are bits per held-out byte: each seed's, and each codec's mean difference from fp32 beside how far seeds are apart.
@@ -21,6 +21,7 @@ def main() -> None:
     """Read the command line, run the ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--codecs", nargs="+", default=["fp32", "fp16", "int8", "int4", "powersgd"])
+    parser.add_argument("--sync-every", nargs="*", type=int, default=[8, 32], help="steps between syncs, exact ones")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1000)
@@ -35,16 +36,18 @@ def main() -> None:
 
 def compare(world: Any, given: dict[str, Any]) -> None:
     """Train everything on this rank; rank 0 prints."""
-    bits: dict[str, list[float]] = {codec: [] for codec in given["codecs"]}
+    ways: dict[str, dict[str, Any]] = {codec: {"codec": codec} for codec in given["codecs"]}
+    ways |= {f"sync_every={every}": {"codec": "fp32", "sync_every": every} for every in given["sync_every"]}
+    bits: dict[str, list[float]] = {name: [] for name in ways}
     for seed in range(given["seeds"]):
-        for codec, found in bits.items():
+        for name, found in bits.items():
             started = time.perf_counter()
-            found.append(train(world, codec, seed, given))
-            say(world, f"seed {seed}, {codec:<10} {found[-1]:.4f} bits per held-out byte, {_spent(started)}; {load()}")
+            found.append(train(world, ways[name], seed, given))
+            say(world, f"seed {seed}, {name:<13} {found[-1]:.4f} bits per held-out byte, {_spent(started)}; {load()}")
     exact = bits.get("fp32")
-    for codec, found in bits.items():
-        line = f"{codec:<10} mean {statistics.mean(found):.4f}"
-        if exact is not None and codec != "fp32":
+    for name, found in bits.items():
+        line = f"{name:<13} mean {statistics.mean(found):.4f}"
+        if exact is not None and name != "fp32":
             differences = [a - b for a, b in zip(found, exact, strict=True)]
             line += f", {statistics.mean(differences):+.4f} to fp32 (each seed: "
             line += ", ".join(f"{difference:+.4f}" for difference in differences) + ")"
@@ -53,8 +56,8 @@ def compare(world: Any, given: dict[str, Any]) -> None:
         say(world, line)
 
 
-def train(world: Any, codec: str, seed: int, given: dict[str, Any]) -> float:
-    """Train once; return bits per held-out byte."""
+def train(world: Any, way: dict[str, Any], seed: int, given: dict[str, Any]) -> float:
+    """Train once, with what is fixed; return bits per held-out byte."""
     import torch
 
     import headway
@@ -66,7 +69,7 @@ def train(world: Any, codec: str, seed: int, given: dict[str, Any]) -> float:
     options.seed = seed
     model = gpt.build_model(options)
     loader, held_out = gpt.build_loaders(options)
-    fixed = {"data": world.size, "num_micro_batches": 1, "codec": codec}
+    fixed = {"data": world.size, "num_micro_batches": 1, **way}
     machine = f"{world.size}xcpu:4GiB"
     plan = headway.plan(model, gpt.loss, next(iter(loader)), cluster=machine, fixed=fixed)
     parallel = ParallelModel(model, gpt.loss, plan, world)

@@ -45,10 +45,55 @@ def test_what_crosses_takes_as_long_as_it_should() -> None:
     whole, states, gradients, slices = (plan(shard=s, **slow) for s in ("none", "optimizer", "gradients", "parameters"))
     half = gather_seconds(LAYERS * LAYER, 4, Link(1e-5, 1e7))
     assert half == pytest.approx(0.75 * LAYERS * LAYER / 1e7, rel=1e-3)
-    # to owners and back is one all-reduce; but only the way there hides behind backward
-    assert whole.stages[0].reduce <= states.stages[0].reduce <= 2 * half * 1.01
+    # to owners and back is one all-reduce; the way there hides behind the backward, the way back behind the forward
+    beside = states.stages[0].forward + states.stages[0].backward
+    assert 2 * half - beside <= states.stages[0].reduce <= 2 * half * 1.01
+    assert whole.stages[0].reduce - states.stages[0].reduce <= states.stages[0].forward
     assert states.stages[0].reduce < gradients.stages[0].reduce <= 3 * half * 1.01
     assert gradients.stages[0].reduce < slices.stages[0].reduce <= 8 * half * 1.01
+
+
+FAST, SLOW = Link(1e-6, 1e10), Link(1e-6, 1e7)
+
+
+def on_hosts(memory: int = 1 << 30, **fixed: object) -> Plan:
+    """Plan for two hosts of four, with a slow link between them."""
+    device = Device("cpu", memory, 1e10, 1e10, 1e9)
+    cluster = Cluster("2x4xcpu:1GiB", device=device, link_inside=FAST, link_between=SLOW)
+    wanted = {"data": 8, "pipeline": 1, "num_micro_batches": 1, **fixed}
+    return search(lambda n: chain(n, (256,) * (LAYERS + 1)), times, cluster, global_batch=8, fixed=wanted)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])
+def test_hosts_share_out_by_themselves_where_that_is_faster_and_fits(shard: str) -> None:
+    near, every = on_hosts(shard=shard), on_hosts(shard=shard, shard_ranks=8)
+    assert (near.shard_ranks, every.shard_ranks) == (4, None)
+    # Across, a host sends all sums once and gets as much: an all-reduce of two. With eight owners each of a host's four
+    # ranks sends 4/8 of its gradients there, and four owners send their eighth to four ranks; slices cross three times,
+    # and before anything runs what is in no block, here all, once more.
+    size = LAYERS * LAYER / 1e7
+    ways = 3 if shard == "parameters" else 2
+    beside = near.stages[0].forward + near.stages[0].backward
+    assert size - beside <= near.stages[0].reduce <= 1.02 * size
+    most = 4 if shard == "parameters" else 2
+    assert 2 * ways * size - ways * beside <= every.stages[0].reduce <= 1.02 * 2 * most * size
+    assert near.seconds is not None and every.seconds is not None and near.seconds < 0.6 * every.seconds
+    assert near.reasons[1].startswith("shared out among the 4 copies of each host; hosts hold the same: among all 8")
+    assert "shared out in groups of 4" in str(near) and "shard_ranks=4" in near.explain()
+    # Eight owners hold less. Where a host's four are too few, all share, and the reason is what the others would need.
+    assert max(every.memory) < max(near.memory)
+    tight = on_hosts(shard=shard, memory=max(every.memory))
+    assert tight.shard_ranks is None and max(tight.memory) <= max(every.memory)
+    assert tight.reasons[1].startswith("shared out among all 8 copies: among the 4 of each host would take ")
+
+
+def test_groups_that_are_asked_for(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    made = plan(shard="optimizer", data=4, pipeline=1, shard_ranks=2)
+    assert made.shard_ranks == 2 and "shared out among 2 copies at a time, as asked" in made.explain()
+    made.save(tmp_path / "plan.toml")
+    assert Plan.load(tmp_path / "plan.toml") == made
+    whole = plan(shard="optimizer", data=4, pipeline=1, num_micro_batches=made.num_micro_batches)
+    assert made.stages[0].static_bytes - whole.stages[0].static_bytes == 2 * 2 * LAYER  # four layers' states, not two's
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients", "parameters"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,16 +102,29 @@ def plainly(kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     return values, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def under_plans(world: World, cases: list[tuple[int, int, str]]) -> list[Any]:
-    """Train under each (copies, stages, shard) with each optimizer; rank 0's values and states."""
+Case = tuple[int, int, str, int]
+
+
+def kinds_of(case: Case) -> list[str]:
+    """Name the optimizers to try: groups of copies are tried with two, as what an optimizer sees is the same there."""
+    data, stages, shard, ranks = case
+    every = ["sgd", "adamw"] if ranks < data else list(OPTIMIZERS)
+    return [kind for kind in every if (shard, kind) != ("parameters", "adafactor")]
+
+
+def under_plans(world: World, cases: list[Case]) -> list[Any]:
+    """Train under each (copies, stages, shard, copies in a group) with each optimizer; rank 0's values and states."""
     found = []
-    for data, stages, shard in cases:
-        fixed = {"data": data, "pipeline": stages, "shard": shard, "num_micro_batches": 2}
+    for case in cases:
+        data, stages, shard, ranks = case
+        fixed = {
+            "data": data, "pipeline": stages, "shard": shard, "shard_ranks": ranks,
+            "num_micro_batches": 3 if ranks < data else 2,
+        }  # fmt: skip
         plan = headway.plan(build(), loss, batch_of(0), cluster=f"{world.size}xcpu:4GiB", fixed=fixed)
         assert plan.shard == shard and (shard != "parameters" or plan.blocks == tuple(f"blocks.{i}" for i in range(4)))
-        for kind in OPTIMIZERS:
-            if (shard, kind) == ("parameters", "adafactor"):
-                continue
+        assert plan.shard_ranks == (ranks if ranks < data else None)
+        for kind in kinds_of(case):
             parallel = ParallelModel(build(), loss, plan, world)
             optimizer = OPTIMIZERS[kind](parallel.parameters())
             values = train(None, parallel, optimizer)
@@ -135,16 +149,17 @@ def bytes_of(tensors: list[torch.Tensor]) -> int:
 @pytest.mark.parametrize(
     "cases",
     [
-        [(2, 1, "optimizer"), (2, 1, "gradients"), (2, 1, "parameters")],
-        [(2, 2, "optimizer"), (2, 2, "gradients"), (4, 1, "gradients"), (4, 1, "parameters")],
+        [(2, 1, "optimizer", 2), (2, 1, "gradients", 2), (2, 1, "parameters", 2)],
+        [(2, 2, "optimizer", 2), (2, 2, "gradients", 2), (4, 1, "gradients", 4), (4, 1, "parameters", 4)],
+        [(4, 1, "optimizer", 2), (4, 1, "gradients", 2), (4, 1, "parameters", 2)],
     ],
-    ids=["2 ranks", "4 ranks"],
+    ids=["2 ranks", "4 ranks", "2 groups of 2"],
 )
-def test_training_equals_one_process(cases: list[tuple[int, int, str]]) -> None:
+def test_training_equals_one_process(cases: list[Case]) -> None:
     size = cases[0][0] * cases[0][1]
     ranks = on_ranks(size, under_plans, cases, timeout=110)
     want = {kind: plainly(kind) for kind in OPTIMIZERS}
-    todo = [(case, kind) for case in cases for kind in OPTIMIZERS if (case[2], kind) != ("parameters", "adafactor")]
+    todo = [(case, kind) for case in cases for kind in kinds_of(case)]
     for results in ranks:
         for (case, kind), (values, state, _) in zip(todo, results, strict=True):
             assert values == pytest.approx(want[kind][0], rel=1e-9, abs=1e-12), (case, kind)
@@ -156,14 +171,54 @@ def test_training_equals_one_process(cases: list[tuple[int, int, str]]) -> None:
     used = whole - bytes_of([p.detach() for p in build().never.parameters()])
     tied = bytes_of([build().word.weight.detach()])
     for number, (case, kind) in enumerate(todo):
-        data, stages, shard = case
+        data, stages, shard, each = case
         have = [results[number][2] for results in ranks]
         again = tied if stages > 1 else 0  # on both stages
-        assert sum(g for _, g, _ in have) == used + again, case
+        groups = data // each
+        assert sum(g for _, g, _ in have) == groups * (used + again), case
         if kind == "adamw":
-            assert sum(s for _, _, s in have) == 2 * (used + again), case
-            assert stages > 1 or max(s for _, _, s in have) <= 1.4 * 2 * used / size, case
-        assert sum(p for p, _, _ in have) == (whole if shard == "parameters" else data * (whole + again)), case
+            assert sum(s for _, _, s in have) == groups * 2 * (used + again), case
+            assert stages > 1 or max(s for _, _, s in have) <= 1.4 * 2 * used / each, case
+        assert sum(p for p, _, _ in have) == (groups * whole if shard == "parameters" else data * (whole + again)), case
+
+
+def resumed(world: World, folder: str) -> None:
+    """Save under one way of sharing out in groups, load under the next: training goes on as it would have."""
+    chain = [("optimizer", 2), ("parameters", 2), ("gradients", 2), ("parameters", 4), ("none", 1)]
+    plans = []
+    for shard, ranks in chain:
+        fixed: dict[str, object] = {"data": 4, "shard": shard, "num_micro_batches": 1}
+        fixed |= {} if shard == "none" else {"shard_ranks": ranks}
+        plans.append(headway.plan(build(), loss, batch_of(0), cluster="4xcpu:4GiB", fixed=fixed))
+    parallel = ParallelModel(build(), loss, plans[0], world)
+    optimizer = OPTIMIZERS["adamw"](parallel.parameters())
+    for number, plan in enumerate(plans[1:]):
+        steps(parallel, optimizer, number)
+        path = f"{folder}/{number}"
+        headway.save(path, parallel, optimizer)
+        want = steps(parallel, optimizer, 10), parallel.state_dict()
+        torch.manual_seed(world.rank)
+        parallel = ParallelModel(Net().double(), loss, plan, world)
+        optimizer = OPTIMIZERS["adamw"](parallel.parameters())
+        headway.load(path, parallel, optimizer)
+        assert steps(parallel, optimizer, 10) == pytest.approx(want[0], rel=1e-11)
+        for name, tensor in parallel.state_dict().items():
+            torch.testing.assert_close(tensor, want[1][name], rtol=1e-11, atol=1e-12, msg=f"{plan.shard} {name}")
+
+
+def steps(parallel: ParallelModel, optimizer: torch.optim.Optimizer, first: int) -> list[float]:
+    """Train two steps."""
+    values = []
+    for step in (first, first + 1):
+        optimizer.zero_grad()
+        values.append(float(parallel.forward_backward(parallel.share(batch_of(step)))))
+        optimizer.step()
+    return values
+
+
+@pytest.mark.several
+def test_a_checkpoint_of_groups_is_loaded_by_any(tmp_path: Path) -> None:
+    on_ranks(4, resumed, str(tmp_path), timeout=110)
 
 
 def rounded(world: World) -> None:

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -38,13 +38,31 @@ DEPTH = 6
 NUMBERS = 1 << TAG_SHIFT
 
 
-class Delivery:
-    """A collect or a spread under way; the values may be read or written after `wait`."""
+class Waited(Protocol):
+    """Something under way."""
 
-    def __init__(self) -> None:
+    def wait(self) -> None:
+        """Wait for it."""
+
+
+class Delivery:
+    """A collect or a spread under way; the values may be read or written after `wait`.
+
+    `then` is called when all has come and gone, by the courier's thread; what it begins is waited for too.
+    """
+
+    def __init__(self, then: Callable[[], Waited | None] | None = None) -> None:
         self.pieces_left = 0
         self.error: BaseException | None = None
         self.complete = threading.Event()
+        self._then = then
+        self._further: Waited | None = None
+
+    def arrive(self) -> None:
+        """Say that all has come and gone."""
+        then, self._then = self._then, None
+        self._further = then() if then is not None else None
+        self.complete.set()
 
     def wait(self) -> None:
         """Wait until all has come and gone. Raises PeerError when a peer is lost or late."""
@@ -53,6 +71,8 @@ class Delivery:
             continue
         if self.error is not None:
             raise self.error
+        if self._further is not None:
+            self._further.wait()
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,30 +116,34 @@ class Courier:
         # The thread knows the worker only, so that this object goes when its user does, and ends the thread.
         self._end = weakref.finalize(self, self._started.put, None)
 
-    def collect(self, values: torch.Tensor, owner: int, awaited: str = "a sum") -> Delivery:
+    def collect(
+        self, values: torch.Tensor, owner: int, awaited: str = "a sum", then: Callable[[], Waited | None] | None = None
+    ) -> Delivery:
         """Begin to add every rank's `values` (contiguous [n]) to those of the group's rank number `owner`, in place.
 
-        On other ranks they must stay as they are until `wait`.
+        On other ranks they must stay as they are until `wait`. `then` as for Delivery, on this rank alone.
         """
-        return self._start(values, owner, True, awaited)
+        return self._start(_Task(Delivery(then), values.detach(), owner, True, awaited))
 
-    def spread(self, values: torch.Tensor, owner: int, awaited: str = "values") -> Delivery:
+    def spread(
+        self, values: torch.Tensor, owner: int, awaited: str = "values", then: Callable[[], Waited | None] | None = None
+    ) -> Delivery:
         """Begin to overwrite every other rank's `values` (contiguous [n]) by those of rank number `owner`."""
-        return self._start(values, owner, False, awaited)
+        return self._start(_Task(Delivery(then), values.detach(), owner, False, awaited))
 
     def close(self) -> None:
         """End the thread, after what was started."""
         self._end()
 
-    def _start(self, values: torch.Tensor, owner: int, collect: bool, awaited: str) -> Delivery:
+    def _start(self, task: _Task) -> Delivery:
+        values = task.values
         if values.dim() != 1 or not values.is_contiguous():
             raise ValueError(f"a courier takes contiguous [n], got {list(values.shape)}, strides {values.stride()}")
-        task = _Task(Delivery(), values.detach(), owner, collect, awaited)
         if self._group.size == 1 or not values.numel():
-            task.delivery.complete.set()
+            task.delivery.arrive()
         elif values.device.type != "cpu":
-            by_collectives(self._world, self._group, self._codec, task.values, owner, collect, awaited)
-            task.delivery.complete.set()
+            by_collectives(self._world, self._group, self._codec, values, task.owner, task.collect, task.awaited)
+            task.delivery.arrive()
         else:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._worker.run, name="courier", daemon=True)
@@ -238,14 +262,14 @@ class _Worker:
                     piece.values.add_(message.view(piece.values.dtype))
             for pending in piece.going:
                 pending.wait()
+            self._free += piece.buffers
+            piece.delivery.pieces_left -= 1
+            if not piece.delivery.pieces_left:
+                piece.delivery.arrive()
         except BaseException as error:
             piece.delivery.error = error
             piece.delivery.complete.set()
             raise
-        self._free += piece.buffers
-        piece.delivery.pieces_left -= 1
-        if not piece.delivery.pieces_left:
-            piece.delivery.complete.set()
 
     # ---- messages
 

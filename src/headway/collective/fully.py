@@ -16,39 +16,40 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from headway.collective.across import Across, Sharers
 from headway.collective.codec import CODECS
 from headway.collective.courier import Courier, Delivery
+from headway.collective.messages import Gather, Sums
 from headway.collective.slices import local
-from headway.collective.world import Group, World
+from headway.collective.world import World
 from headway.errors import PlanError
 from headway.graph.interception import INTERCEPTION
 from headway.graph.walk import Walk
 
-SUMS_AT_A_TIME = 1
-"""Blocks whose gradients are on the wire while those of the next one are computed: each takes its memory once more."""
-
 
 class FullyShardedReducer:
-    """Slices the parameters of `model` over the ranks of `group`, and sums their gradients into the slices.
+    """Slices the parameters of `model` over a group of ranks, and sums their gradients into the slices.
 
     `blocks` are the paths of modules, in the order in which they run; each is gathered when it runs, what is in none of
     them for the whole of a forward and a backward. Everything that touches parameters goes through `run`. Every
     backward stands between `arm()` and `complete()`; afterwards each slice has the sum over ranks and backwards in
-    `.grad`, times both scales. Every rank must run the same blocks equally often. Raises PlanError for parameters of
-    several dtypes.
+    `.grad`, times both scales. Every rank must run the same blocks equally often. With several groups `among` all
+    copies, slices are summed with those of the others in the last of the `backwards` that `begin` tells of, by `codec`;
+    with one group the codec writes gradients there. Raises PlanError for parameters of several dtypes.
 
     Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
     """
 
     def __init__(
-        self, world: World, group: Group, model: nn.Module, blocks: Iterable[str], *, codec: str = "fp32"
+        self, world: World, among: Sharers, model: nn.Module, blocks: Iterable[str], *, codec: str = "fp32"
     ) -> None:
-        self._world, self._group, self.codec = world, group, codec
+        group = among.near
+        self._world, self._group, self._copies, self.codec = world, group, among.copies, codec
+        self._across = Across(world, among.across, codec) if among.several else None
         _check_dtypes(dict(model.named_parameters()))
         modules = {path: model.get_submodule(path) for path in blocks}
         own = {path: block for path, block in modules.items() if _stands_alone(model, block)}
@@ -64,7 +65,7 @@ class FullyShardedReducer:
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         self._couriers: list[Courier] = []
-        self._sums: list[_Sums] = []
+        self._sums: list[Sums] = []
         self._connect(list(own))
         self._watched: dict[str, nn.Parameter] = {}
         self._hooks = [
@@ -75,7 +76,7 @@ class FullyShardedReducer:
         self._used: set[str] = set()
         self._earlier: dict[str, torch.Tensor] = {}
         self._totals: dict[str, torch.Tensor] = {}
-        self._scale = 1.0
+        self._scale, self._left = 1.0, 1
         self.unused: tuple[str, ...] = ()
 
     @property
@@ -90,7 +91,7 @@ class FullyShardedReducer:
 
     def begin(self, scale: float = 1.0, backwards: int = 1) -> None:
         """Start a step: gradients that are there already are kept aside, and added by `finish`."""
-        self._scale = scale
+        self._scale, self._left = scale, backwards
         self._used.clear()
         self._totals.clear()
         self._earlier = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
@@ -100,6 +101,9 @@ class FullyShardedReducer:
     def arm(self, names: Container[str] | None = None) -> None:
         """Say that a backward begins; what the one before it summed is taken."""
         self._take()
+        self._left -= 1
+        for sums in self._sums:
+            sums.closing = self._left == 0
 
     def complete(self, names: Container[str] | None = None) -> None:
         """Say that a backward is done: FSDP2's own hooks have started all that it left to send."""
@@ -113,10 +117,11 @@ class FullyShardedReducer:
         A parameter that no rank used keeps its earlier gradient, or None. Raises PeerError when a rank is lost or late.
         """
         self._take()
+        self._cross()
         flags = torch.tensor(
             [int(n in self._used) for n in self._trained], dtype=torch.int32, device=self._world.device
         )
-        self._world.all_reduce(flags, self._group)
+        self._world.all_reduce(flags, self._copies)
         used = {name for name, count in zip(self._trained, flags.tolist(), strict=True) if count}
         for name in self._trained:
             total, earlier = self._totals.get(name), self._earlier.pop(name, None)
@@ -144,6 +149,8 @@ class FullyShardedReducer:
         """End the couriers' threads. The slices stay."""
         for courier in self._couriers:
             courier.close()
+        if self._across is not None:
+            self._across.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -163,15 +170,15 @@ class FullyShardedReducer:
         assert self._group.index is not None
         gathering, summing = (
             Courier(self._world, self._group),
-            Courier(self._world, self._group, CODECS[self.codec]),
+            Courier(self._world, self._group, CODECS[self.codec] if self._across is None else None),
         )
         self._couriers = [gathering, summing]
         under_way: list[Sequence[Delivery]] = []
         for path, module in self._modules.items():
             what = path or "all that is in no block"
             # what torch calls AllGather and ReduceScatter has no public name to inherit from
-            module.set_custom_all_gather(cast(Any, _Gather(gathering, self._group, f"the parameters of {what}")))
-            sums = _Sums(summing, self._group, f"the gradients of {what}", under_way)
+            module.set_custom_all_gather(cast(Any, Gather(gathering, self._group, f"the parameters of {what}")))
+            sums = Sums(summing, self._group, f"the gradients of {what}", under_way, self._across)
             module.set_custom_reduce_scatter(cast(Any, sums))
             self._sums.append(sums)
 
@@ -203,12 +210,25 @@ class FullyShardedReducer:
         """Wait for the sums of a backward, and add them to this step's."""
         for sums in self._sums:
             sums.wait()
+        crossed = self._across is not None and bool(self._sums) and self._left == 0
         for name in self._trained:
             grad, self.parameters[name].grad = self.parameters[name].grad, None
-            if grad is not None and name in self._totals:
+            if grad is not None and name in self._totals and not crossed:
                 local(self._totals[name]).add_(local(grad))
             elif grad is not None:
-                self._totals[name] = grad
+                self._totals[name] = grad  # what has crossed has the earlier ones in it
+
+    def _cross(self) -> None:
+        """Sum over the groups what the last backward has not: blocks that it did not run, and all on CUDA."""
+        if self._across is None:
+            return
+        rest = [sums.kept for sums in self._sums if sums.kept is not None]
+        if not self._sums:
+            rest = [local(total).reshape(-1) for total in self._totals.values() if local(total).numel()]
+        for pending in [self._across.start(values, "gradients of other hosts") for values in rest]:
+            pending.wait()
+        for sums in self._sums:
+            sums.kept = None
 
 
 class _Root(nn.Module):
@@ -246,83 +266,6 @@ class _Unseen:
         """End it."""
         while self.open:
             self.open.pop().__exit__(None, None, None)
-
-
-class _Arrival(dist.Work):
-    """A gather under way, as FSDP2 waits for one."""
-
-    def __init__(self, deliveries: Sequence[Delivery]) -> None:
-        super().__init__()
-        self.deliveries = deliveries
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Wait until all slices have come. Raises PeerError when a rank is lost or late."""
-        for delivery in self.deliveries:
-            delivery.wait()
-        return True
-
-
-class _Gather:
-    """Gathers the slices of one module, beside what is being computed."""
-
-    def __init__(self, courier: Courier, group: Group, awaited: str) -> None:
-        self.courier, self.group, self.awaited = courier, group, awaited
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Make the memory that FSDP2 copies its slices into."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
-    ) -> dist.Work:
-        """Begin: this rank's slice lies in its part of `output_tensor` already."""
-        parts = output_tensor.view(self.group.size, -1)
-        return _Arrival([self.courier.spread(parts[rank], rank, self.awaited) for rank in range(self.group.size)])
-
-
-class _Sums:
-    """Sums the gradients of one module into slices, beside what is being computed."""
-
-    def __init__(self, courier: Courier, group: Group, awaited: str, under_way: list[Sequence[Delivery]]) -> None:
-        self.courier, self.group, self.awaited, self.under_way = courier, group, awaited, under_way
-        self.started: list[Sequence[Delivery]] = []
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Make the memory that FSDP2 copies gradients into."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> None:
-        """Begin to sum; `output_tensor` is complete after `wait`, and no one reads it before."""
-        again = bool(self.started)
-        self.wait_for(self.started)  # FSDP2 adds a second sum of one backward to the first, there and then
-        me = self.group.index
-        parts = input_tensor.view(self.group.size, -1)
-        assert me is not None
-        output_tensor.copy_(parts[me])
-        deliveries = [
-            self.courier.collect(output_tensor if rank == me else parts[rank], rank, self.awaited)
-            for rank in range(self.group.size)
-        ]
-        self.started.append(deliveries)
-        self.under_way.append(deliveries)
-        if again:
-            self.wait_for([deliveries])
-        while len(self.under_way) > SUMS_AT_A_TIME:
-            self.wait_for([self.under_way.pop(0)])
-
-    def wait(self) -> None:
-        """Wait for all that was started."""
-        self.wait_for(self.started)
-        self.started.clear()
-
-    @staticmethod
-    def wait_for(sums: Iterable[Sequence[Delivery]]) -> None:
-        """Wait for these deliveries."""
-        for deliveries in sums:
-            for delivery in deliveries:
-                delivery.wait()
 
 
 def _stands_alone(root: nn.Module, block: nn.Module) -> bool:

@@ -4,6 +4,7 @@
     shard="gradients"    backward of every micro-batch       each gradient to its owner, and let go where it was made
     next forward         spread                              each parameter from its owner to all
 
+With several groups of copies that each share out a model (across.py), owners sum with those of the others, once a step.
 Each rank updates the parameters that it owns, whole tensors, with any optimizer: to the optimizer they are all there
 are. Summing to the owner and spreading from it take the bytes of one all-reduce, together.
 """
@@ -12,15 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch.nn import Parameter
 
+from headway.collective.across import Across, Sharers
 from headway.collective.bucket import MEBIBYTE, Slot, alone_in_memory, flat, make_slot, watch
 from headway.collective.codec import CODECS
 from headway.collective.courier import Courier, Delivery
 from headway.collective.parcel import Parcel, make_parcels
 from headway.collective.same import check_same
+from headway.collective.spread import Spread
 from headway.collective.ties import sum_over_stages
 from headway.collective.world import Group, World
 from headway.errors import RankError
@@ -35,6 +39,7 @@ class ShardedReducer:
     the sum in `.grad`, others None. With `every_backward` each backward stands between `arm` and `complete`, and only
     owners keep gradients from one to the next; `begin(backwards=...)` says how many there are on the rank with most.
     `shared`, `parcel_bytes`, `direct_bytes` and `codec` as for Reducer (codecs without feedback); errors too.
+    With `among`, whose `near` group is `group`, sums are over all its copies: exact in the group, by `codec` across.
 
     Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", stages 1 and 2.
     """
@@ -51,8 +56,11 @@ class ShardedReducer:
         direct_bytes: int = MEBIBYTE,
         shared: Mapping[str, Group] | None = None,
         codec: str = "fp32",
+        among: Sharers | None = None,
     ) -> None:
         assert group.index is not None
+        self._everyone = group if among is None else among.copies
+        several = among is not None and among.several
         self._world, self._group, self._me, self._owners = world, group, group.index, dict(owners)
         self._every_backward = every_backward
         self._parcel_bytes, self._direct_bytes = parcel_bytes, direct_bytes
@@ -71,10 +79,12 @@ class ShardedReducer:
         self._most_in_flight = in_flight_bytes(sum(slot.bytes for slot in self._slots))
         self._flags: list[tuple[torch.Tensor, Delivery]] = []
         told = f"codec {codec}, gradients {'of every backward' if every_backward else 'of a step'}, owners {owners}"
-        check_same(world, group, self._slots, told)
-        self._courier = Courier(world, group, CODECS[codec])
+        check_same(world, self._everyone, self._slots, told)
+        self._courier = Courier(world, group, None if several else CODECS[codec])
+        self._across = Across(world, among.across, codec) if among is not None and several else None
         self._parcels: list[Parcel] = []
         self._parcel_of: dict[int, Parcel] = {}
+        self._spread = Spread(self._courier, self._slots, owners, self._me)
         self._assign(list(reversed(self._slots)))
         self._order: list[int] | None = []  # in which gradients became ready, noted once
         self._hooks = [watch(slot, lambda: self._armed, self._ready, group.ranks) for slot in self._slots]
@@ -88,6 +98,11 @@ class ShardedReducer:
     def owned(self) -> tuple[str, ...]:
         """Return the names of the parameters that this rank updates."""
         return tuple(slot.name for slot in self._own)
+
+    @property
+    def used_first(self) -> tuple[str, ...]:
+        """Return the names of the parameters that have been used since the last `spread`, in that order."""
+        return tuple(self._slots[number].name for number in self._spread.used)
 
     # ---- one step
 
@@ -139,6 +154,7 @@ class ShardedReducer:
         A parameter that no rank used keeps its earlier gradient, or None. Raises PeerError when a rank is lost or late.
         """
         self.launch()
+        self._spread.settle()
         for parcel in self._parcels:
             self._harvest(parcel)
         self._in_flight.clear()
@@ -151,32 +167,21 @@ class ShardedReducer:
         if self._order is not None:
             self._order = self._learn(self._order)
 
-    def spread(self) -> None:
-        """Give all ranks the values of each parameter from its owner. Every rank calls it, between steps."""
-        under_way: list[tuple[Parcel, torch.Tensor | None, Delivery]] = []
-        with torch.no_grad():
-            for parcel in reversed(self._parcels):  # about the order in which a forward uses them
-                values = None
-                if parcel.flat is None and _dense(parcel.slots[0]):
-                    memory = flat(parcel.slots[0].parameter)
-                else:
-                    size = sum(slot.parameter.numel() for slot in parcel.slots)
-                    like = parcel.slots[0].parameter
-                    memory = values = torch.empty(size, dtype=like.dtype, device=like.device)
-                    if parcel.owner == self._me:
-                        torch.cat([slot.parameter.detach().reshape(-1) for slot in parcel.slots], out=values)
-                awaited = parcel.awaited.replace("gradients of", "new values of", 1)
-                under_way.append((parcel, values, self._courier.spread(memory, parcel.owner, awaited)))
-            for parcel, values, delivery in under_way:
-                delivery.wait()
-                if values is not None and parcel.owner != self._me:
-                    parts = values.split([slot.parameter.numel() for slot in parcel.slots])
-                    for slot, part in zip(parcel.slots, parts, strict=True):
-                        slot.parameter.copy_(part.view(slot.parameter.shape))
+    def spread(self, at_once: Container[str] | None = None) -> None:
+        """Give all ranks the values of each parameter from its owner. Every rank calls it, between steps.
+
+        Returns when all are here; or, given names, when theirs are: the others are awaited when they are first used, at
+        the latest by `finish`.
+        """
+        self._spread.start(() if at_once is None else at_once)
+        if at_once is None:
+            self._spread.settle()
 
     def close(self) -> None:
         """Take the hooks off the parameters, and end the courier's thread."""
         self._courier.close()
+        if self._across is not None:
+            self._across.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -243,10 +248,16 @@ class ShardedReducer:
             parcel.current = parcel.flat
         elif parcel.current is None:
             parcel.current = torch.zeros_like(flat(parcel.slots[0].parameter))
-        parcel.delivery = self._courier.collect(parcel.current, parcel.owner, parcel.awaited)
+        then = None
+        if self._across is not None and parcel.owner == self._me and self._round == self._rounds - 1:
+            if parcel.total is not None:
+                parcel.current.add_(parcel.total)  # sums of earlier backwards cross with the last one's
+                parcel.total = None
+            then = partial(self._across.start, parcel.current, parcel.awaited)
+        parcel.delivery = self._courier.collect(parcel.current, parcel.owner, parcel.awaited, then)
         if parcel.owner != self._me:
             parcel.current = None  # what is still to be sent is kept by the delivery alone
-        if self._every_backward and parcel.flat is None:
+        if self._every_backward and parcel.flat is None and then is None:
             self._in_flight.append(parcel)
             while self._in_flight and (
                 self._in_flight[0].arrived or sum(waiting.bytes for waiting in self._in_flight) > self._most_in_flight
@@ -281,7 +292,10 @@ class ShardedReducer:
                 here = [int(self._used[slot.number]) for slot in slots]
                 flags = torch.tensor(here, dtype=torch.int32, device=slots[0].parameter.device)
                 awaited = f"who had gradients of {slots[0].name}, ..."
-                self._flags.append((flags, self._courier.collect(flags, owner, awaited)))
+                then = None
+                if self._across is not None and owner == self._me:
+                    then = partial(self._across.start, flags, awaited)
+                self._flags.append((flags, self._courier.collect(flags, owner, awaited, then)))
 
     def _read_flags(self) -> None:
         owners = [owner for owner in range(self._group.size) if self._of(owner)]
@@ -322,7 +336,10 @@ class ShardedReducer:
 
         Where it had none, all ranks try again in the next step: an empty list says so.
         """
-        order = self._world.broadcast_object(order, source=self._group.ranks[0], group=self._group)
+        told = (order, self._spread.used)
+        order, used = self._world.broadcast_object(told, self._everyone.ranks[0], self._everyone)
+        if used:
+            self._spread.order(used)
         if not order:
             return []
         known = set(order)
@@ -336,8 +353,3 @@ class ShardedReducer:
             slots, self._owners, parcel_bytes=self._parcel_bytes, direct_bytes=self._direct_bytes, block=block
         )
         self._parcel_of = {slot.number: parcel for parcel in self._parcels for slot in parcel.slots}
-
-
-def _dense(slot: Slot) -> bool:
-    """Tell whether a parameter fills its memory without gaps, in its own order."""
-    return slot.parameter.stride() == slot.stride and slot.parameter.numel() > 0

@@ -65,7 +65,8 @@ def long(plan: Plan) -> str:
         lines += ["", *_stage_table(plan)]
     lines += _labelled("message", [_message(plan, index) for index in range(len(plan.messages))])
     lines.append(
-        f"fields   shard={plan.shard} tensor={plan.tensor} chunks={plan.chunks} recompute={plan.recompute} "
+        f"fields   shard={plan.shard} shard_ranks={plan.shard_ranks or plan.data} tensor={plan.tensor} "
+        f"chunks={plan.chunks} recompute={plan.recompute} "
         f"precision={plan.precision} codec={plan.codec} neighbours={plan.neighbours} "
         f"bucket_bytes={format_bytes(plan.bucket_bytes)} sync_every={plan.sync_every}"
     )
@@ -80,6 +81,7 @@ def _labelled(label: str, texts: list[str] | tuple[str, ...]) -> list[str]:
 
 def _chosen(plan: Plan) -> str:
     layout = layout_text(plan)
+    layout += f", shared out in groups of {plan.shard_ranks}" if plan.shard_ranks else ""
     cuts = f", cut at {', '.join(plan.cuts)}" if plan.cuts and len(plan.cuts) <= 4 else ""
     return f"{layout} (global batch {plan.global_batch}){cuts}"
 

@@ -17,7 +17,7 @@ from headway.schedule.exchange import read_rows, write_rows
 
 # Decisions that a plan can state and that cannot be carried out yet, with the only value that can.
 _ONLY: Mapping[str, object] = {"tensor": 1, "recompute": "none"}
-_NUMBERS = ("data", "pipeline", "chunks", "micro_batch", "num_micro_batches", "sync_every")
+_NUMBERS = ("data", "pipeline", "chunks", "micro_batch", "num_micro_batches", "sync_every", "shard_ranks")
 CODECS = (*PARTS, *MENUS)
 REDUCTIONS = ("mean", "sum")
 KEYS = (*_NUMBERS, "schedule", "cuts", "precision", "codec", "shard", "reduction", *_ONLY)
@@ -38,6 +38,7 @@ class Fixed:
     codec: str | None = None  # or one of `MENUS`: what may be chosen from
     sync_every: int | None = None
     shard: str | None = None
+    shard_ranks: int | None = None
 
 
 def read_fixed(
@@ -70,6 +71,7 @@ def read_fixed(
     result = Fixed(schedule=schedule, order=order, cuts=cuts, codec=named, shard=shard, **numbers)
     _check_ranks(result, size, graph)
     _check_syncs(result, size, given.get("shard", "none"))
+    _check_sharers(result)
     _check_samples(result, global_batch)
     return result
 
@@ -181,6 +183,17 @@ def _check_syncs(fixed: Fixed, size: int, shard: object) -> None:
     if every > 1 and shard != "none":
         fact = f"with sync_every={every} each copy trains on its own, so copies cannot share out {shard}"
         raise _refuse(fact, "sync_every", 'shard="none", or sync_every=1')
+
+
+def _check_sharers(fixed: Fixed) -> None:
+    each, data = fixed.shard_ranks, fixed.data
+    if each is None:
+        return
+    if fixed.shard in (None, "none"):
+        raise _refuse(f"shard_ranks={each}, but copies share nothing out", "shard_ranks", 'shard="optimizer" as well')
+    if each < 2 or data is not None and data % each:
+        copies = f"{data} copies" if data else "copies"
+        raise _refuse(f"{copies} cannot share out in groups of {each}", "shard_ranks", "2 or more, a divisor of data")
 
 
 def _check_samples(fixed: Fixed, global_batch: int) -> None:

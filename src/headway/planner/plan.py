@@ -49,7 +49,8 @@ class Plan:
     `order` is the order of computations where `schedule` names none that is built in, a line for each pipeline rank.
     `num_micro_batches` is for each copy, `micro_batch` the samples of the largest; `cuts` name `ModelGraph.cuts`.
     `seconds` is the predicted time of a step (schedule, reduction, update), `memory` the predicted peak bytes of each
-    rank. `neighbours` ranks of a host sum gradients among themselves first; `bucket_bytes` travel together at most.
+    rank. What `shard` says is shared out among all copies, or among `shard_ranks` at a time, in groups that hold the
+    same. `neighbours` ranks of a host sum gradients among themselves first; `bucket_bytes` travel together at most.
     With `sync_every` above 1 copies train on their own for so many steps: not the training of one process.
     `reduction` says how losses of micro-batches make that of the batch: "mean", weighted by what they count, or "sum".
     Ranks are numbered with copies innermost: rank = stage * data + copy.
@@ -64,6 +65,7 @@ class Plan:
     cuts: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     shard: str = "none"
+    shard_ranks: int | None = None
     blocks: tuple[str, ...] = ()  # modules that are gathered one at a time, under shard="parameters"
     tensor: int = 1
     chunks: int = 1

@@ -15,7 +15,7 @@ from headway.layout.mesh import Mesh
 from headway.layout.split import Split, StagePart, split
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered, order_of
 from headway.planner.route import Route
-from headway.planner.shard import Sharing, divide
+from headway.planner.shard import Sharing, divide, ways, why_shared
 from headway.planner.wire import EXACT, Reduction, Wire, bytes_by_kind, float32_shapes, neighbours, pick
 from headway.schedule.action import Schedule
 from headway.schedule.catalogue import CATALOGUE
@@ -83,6 +83,7 @@ class Setting:
     optimizer_states: int
     wires: tuple[Wire, ...] = (EXACT,)
     sync_every: int = 1
+    shard_ranks: int | None = None  # as asked
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,8 @@ class Priced:
     why_codec: str | None = None
     neighbours: int = 1
     bucket_bytes: int = 0
+    shard_ranks: int | None = None
+    why_shared: str | None = None
 
     @property
     def peak(self) -> int:
@@ -219,7 +222,7 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         rest = choice.num_micro_batches * (stage.forward + stage.backward) + stage.update
         coded, other = bytes_by_kind(graph, own)
         route = Route.of(setting.cluster, choice.ranks(part.index))
-        route = replace(route, neighbours=1, near=None) if shares else route  # each rank sends to each owner
+        route = replace(route, to_each=shares)
         held.append(own)
         tied = _tied_seconds(graph, parts, part, choice, setting.cluster)
         shapes = float32_shapes(graph, own)
@@ -231,17 +234,35 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         replace(s, reduce=r.seconds(wire), static_bytes=s.static_bytes + r.buffer_bytes(wire))
         for s, r in zip(stages, reductions, strict=True)
     ]
+    found = priced(choice, cuts, parts, tuple(final), messages)
     if shares:
-        way = Sharing(choice.shard, choice.data, choice.num_micro_batches, setting.optimizer_states, device, wire)
-        final = way.stages(divide(graph, parts, held, choice.data, choice.order.placement), stages, reductions)
+        found = _shared(program, choice, setting, wire, held, reductions, replace(found, stages=tuple(stages)))
     near = neighbours(wire, reductions)
     if near > 1:
         how = f"summed by the {near} ranks of each host first, then across hosts"
         why = f"{why}; {how}" if why else f"gradients are {how}"
     return replace(
-        priced(choice, cuts, parts, tuple(final), messages), codec=wire.codec, why_codec=why, neighbours=near,
+        found, codec=wire.codec, why_codec=why, neighbours=near,
         bucket_bytes=max(reduction.bucket_bytes(wire) for reduction in reductions),
     )  # fmt: skip
+
+
+def _shared(
+    program: Program, choice: Choice, setting: Setting, wire: Wire, held: list[list[str]],
+    reductions: list[Reduction], whole: Priced,
+) -> Priced:  # fmt: skip
+    """Price copies that share out: among all of them, or among those of each host; the faster that fits, and why."""
+    device, found = setting.cluster.device, []
+    for ranks in ways(choice.data, setting.shard_ranks, reductions):
+        divided = divide(program.graph, whole.split, held, ranks, choice.order.placement)
+        way = Sharing(
+            choice.shard, choice.data, ranks, choice.num_micro_batches, setting.optimizer_states, device, wire
+        )  # fmt: skip
+        stages = way.stages(divided, whole.stages, reductions)
+        one = priced(choice, whole.cuts, whole.split, tuple(stages), whole.messages)
+        found.append(replace(one, shard_ranks=ranks if ranks < choice.data else None))
+    best, *others = sorted(found, key=lambda one: (max(0, one.peak - device.memory_bytes), one.seconds))
+    return replace(best, why_shared=why_shared(choice.data, best, others[0] if others else None, device.memory_bytes))
 
 
 def _held(

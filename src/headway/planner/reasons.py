@@ -31,6 +31,8 @@ def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: P
         )
     if best.why_codec is not None:
         found.insert(1 if best.codec != "fp32" else len(found), best.why_codec)
+    if best.why_shared is not None:
+        found.insert(1, best.why_shared)
     if setting.sync_every > 1:
         found.insert(
             1,

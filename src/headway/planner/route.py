@@ -21,12 +21,16 @@ WORTH = 9.0
 
 @dataclass(frozen=True)
 class Route:
-    """How a group of `ranks` is connected: by `link`, the slowest; with `neighbours` on each host, by `near` there."""
+    """How a group of `ranks` is connected: by `link`, the slowest; with `neighbours` on each host, by `near` there.
+
+    `to_each`: every rank sends to every other, as to owners of parameters.
+    """
 
     ranks: int
     link: Link
     neighbours: int = 1
     near: Link | None = None
+    to_each: bool = False
 
     @staticmethod
     def of(cluster: Cluster, ranks: Sequence[int]) -> Route:
@@ -44,13 +48,13 @@ class Route:
         if self.near is not None and by_host:
             near = all_reduce_seconds(num_bytes, self.neighbours, self.near)
             return all_reduce_seconds(num_bytes, hosts, self.link) + near
-        if self.near is not None and coded:
+        if self.near is not None and (coded or self.to_each):
             return all_reduce_seconds(num_bytes * self.neighbours, hosts, self.link)
         return all_reduce_seconds(num_bytes, self.ranks, self.link)
 
     def by_host(self, *, coded: bool) -> bool:
         """Tell whether summing within hosts first is faster."""
-        if self.near is None:
+        if self.near is None or self.to_each:
             return False
         ways = [self.all_reduce_seconds(64 * MEBIBYTE, coded=coded, by_host=way) for way in (True, False)]
         return ways[0] < ways[1]

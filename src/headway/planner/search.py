@@ -107,7 +107,7 @@ def search(
     precision = next((info.dtype for info in first.parameters if info.trainable), "float32")
     decided = read_fixed(fixed, size=cluster.size, global_batch=global_batch, graph=first, precision=precision)
     wires = menu(decided.codec, codec_work, cluster)
-    setting = Setting(cluster, global_batch, optimizer_states, wires, decided.sync_every or 1)
+    setting = Setting(cluster, global_batch, optimizer_states, wires, decided.sync_every or 1, decided.shard_ranks)
     if decided.shard == "parameters" and not slices:
         raise not_sliced()
     max_stages = len(first.cuts) + 1
@@ -165,6 +165,7 @@ def _plan_of(best: Priced, candidates: list[Priced], setting: Setting, precision
         schedule=choice.schedule,
         order=choice.given,
         shard=choice.shard,
+        shard_ranks=best.shard_ranks,
         micro_batch=choice.micro_batch,
         num_micro_batches=choice.num_micro_batches,
         global_batch=setting.global_batch,
@@ -197,6 +198,7 @@ def layouts(size: int, fixed: Fixed, global_batch: int, max_stages: int) -> list
         for data in range(1, min(size, global_batch) + 1)
         for pipeline in range(1, min(size // data, max_stages) + 1)
         if fixed.data in (None, data) and fixed.pipeline in (None, pipeline) and data > ((fixed.sync_every or 1) > 1)
+        if data % (fixed.shard_ranks or 1) == 0
     ]
     most = max((data * pipeline for data, pipeline in every), default=0)
     return [(data, pipeline) for data, pipeline in every if data * pipeline == most]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Protocol
 
 from headway.cost.cluster import Device, Link
 from headway.cost.memory import parameter_bytes
-from headway.cost.model import update_seconds
+from headway.cost.model import all_reduce_seconds, update_seconds
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph, ModuleCall
 from headway.graph.repeat import repeated_blocks
@@ -16,6 +17,7 @@ from headway.layout.ownership import in_flight_bytes, share_out
 from headway.layout.split import Split
 from headway.planner.estimate import StageEstimate
 from headway.planner.wire import Reduction, Wire
+from headway.units import format_bytes, format_seconds
 
 SHARDS: Mapping[str, str] = MappingProxyType(
     {
@@ -29,6 +31,9 @@ SHARDS: Mapping[str, str] = MappingProxyType(
 
 MESSAGE_BYTES = 12 << 20
 """Messages on their way to an owner, at most: what a courier keeps."""
+
+SPREAD_BYTES = 1 << 20
+"""New values that come at once, about: a large parameter, or several small ones."""
 
 BLOCKS_WHOLE = 12
 """Times the largest block's bytes: two blocks gathered, as messages and as parameters, gradients, three sums; and half
@@ -66,12 +71,56 @@ def divide(
     return found
 
 
+class Costing(Protocol):
+    """What is compared of two ways to share out."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def shard_ranks(self) -> int | None: ...
+
+
+def ways(copies: int, asked: int | None, reductions: Sequence[Reduction]) -> list[int]:
+    """Return among how many copies at a time to share out: all of them, or those of each host where there are several.
+
+    Hosts then hold the same, and sums cross between them as in an all-reduce; new values stay on the fast link.
+    """
+    if asked is not None:
+        return [asked]
+    each = {reduction.route.neighbours for reduction in reductions}
+    near = each.pop() if len(each) == 1 else 1
+    return [copies, near] if 1 < near < copies else [copies]
+
+
+def why_shared(copies: int, best: Costing, other: Costing | None, memory: int) -> str | None:
+    """Say among how many copies something is shared out, and what the other way would come to."""
+    if best.shard_ranks is None and other is None:
+        return None
+    each = best.shard_ranks or copies
+    groups = f"the {each} copies of each host; hosts hold the same" if other else f"{each} copies at a time, as asked"
+    how = f"shared out among {groups if best.shard_ranks else f'all {each} copies'}"
+    if other is None:
+        return how
+    if other.peak > memory:
+        what = f"{format_bytes(other.peak)} of {format_bytes(memory)}"
+    else:
+        what = f"{format_seconds(other.seconds)} a step, this {format_seconds(best.seconds)}"
+    there = f"among the {other.shard_ranks} of each host" if other.shard_ranks else f"among all {copies}"
+    return f"{how}: {there} would take {what}"
+
+
 @dataclass(frozen=True)
 class Sharing:
-    """How `copies` share out what `shard` says, in steps of so many micro-batches, with an optimizer of some states."""
+    """How `copies` share out what `shard` says, `ranks` of them at a time, in steps of so many micro-batches.
+
+    `states` are those of the optimizer for each parameter.
+    """
 
     shard: str
     copies: int
+    ranks: int
     micro_batches: int
     states: int
     device: Device
@@ -87,19 +136,22 @@ class Sharing:
     def _owners(self, stage: StageEstimate, parts: Divided, reduction: Reduction) -> StageEstimate:
         """Price owners of whole parameters.
 
-        optimizer   to owners: half of an all-reduce, beside the last backward; new values back: the other half, hidden
-                    by nothing. Memory: states of the fullest owner.
+        optimizer   to owners: half of an all-reduce, beside the last backward; new values back: the other half, beside
+                    the first forward. Memory: states of the fullest owner.
         gradients   to owners after every backward. Memory: gradients of the fullest owner and what is on its way.
         """
-        half = replace(reduction, coded_bytes=reduction.coded_bytes // 2, other_bytes=reduction.other_bytes // 2)
-        spread = gather_seconds(parts.trainable, self.copies, reduction.route.link)
+        link, part = self._near(reduction), self._part(reduction)
+        pieces = -(-parts.trainable // reduction.bucket_bytes(self.wire))
+        spread = gather_seconds(parts.trainable, self.ranks, link)
+        there = spread * (part if self.ranks == self.copies else 1.0)
         saved = self.states * (parts.trainable - parts.fullest)
-        reduce = half.seconds(self.wire) + spread
+        reduce = reduction.tied + self._work(reduction)
+        reduce += _exposed(there + self._across(reduction, parts), stage.backward, pieces)
+        reduce += _exposed(spread, stage.forward, -(-parts.trainable // SPREAD_BYTES))
         if self.shard == "gradients":
             kept = parts.fullest + in_flight_bytes(parts.trainable)
             saved += parts.trainable - min(parts.trainable, kept)
-            between = max(0.0, spread * self.wire.part - stage.backward - stage.forward)
-            reduce += (self.micro_batches - 1) * between
+            reduce += (self.micro_batches - 1) * max(0.0, there - stage.backward - stage.forward)
         return replace(
             stage,
             reduce=reduce,
@@ -114,21 +166,50 @@ class Sharing:
         Memory: a slice of everything (of gradients two, one arriving), the blocks that are whole, and twice, values and
         gradients, with their messages, what is in no block.
         """
-        link = reduction.route.link
-        part, held = -(-parts.trainable // self.copies), -(-parts.parameters // self.copies)
-        gather = gather_seconds(parts.parameters, self.copies, link)
-        sums = gather_seconds(parts.trainable, self.copies, link) * self.wire.part
+        link, part = self._near(reduction), self._part(reduction)
+        own, held = -(-parts.trainable // self.ranks), -(-parts.parameters // self.ranks)
+        gather = gather_seconds(parts.parameters, self.ranks, link)
+        sums = gather_seconds(parts.trainable, self.ranks, link) * (part if self.ranks == self.copies else 1.0)
         exposed = max(0.0, gather - stage.forward) + max(0.0, gather + sums - stage.backward)
-        first = gather_seconds(parts.block + parts.rest, self.copies, link)
-        saved = parts.parameters - held + (1 + self.states) * parts.trainable - (2 + self.states) * part
+        first = gather_seconds(parts.block + parts.rest, self.ranks, link)
+        pieces = max(1, parts.parameters // max(1, parts.block + parts.rest))
+        saved = parts.parameters - held + (1 + self.states) * parts.trainable - (2 + self.states) * own
         return replace(
             stage,
-            reduce=reduction.tied + self.micro_batches * (exposed + first),
-            update=update_seconds(part, self.states, self.device),
+            reduce=reduction.tied
+            + self.micro_batches * (exposed + first)
+            + _exposed(self._across(reduction, parts), stage.backward, pieces),
+            update=update_seconds(own, self.states, self.device),
             static_bytes=stage.static_bytes - saved + min(MESSAGE_BYTES, parts.trainable),
             temporary_bytes=stage.temporary_bytes + BLOCKS_WHOLE * parts.block + 4 * parts.rest,
-            update_bytes=stage.update_bytes if self.device.is_cpu else part,
+            update_bytes=stage.update_bytes if self.device.is_cpu else own,
         )
+
+    def _near(self, reduction: Reduction) -> Link:
+        """Return the link among those who share, as if each rank had it to itself."""
+        route = reduction.route
+        if self.ranks == self.copies:
+            return route.as_link(coded=False, by_host=False)
+        return route.near if route.near is not None and route.neighbours % self.ranks == 0 else route.link
+
+    def _across(self, reduction: Reduction, parts: Divided) -> float:
+        """Return the seconds of summing over the groups: each host's link carries all its owners' pieces."""
+        groups = self.copies // self.ranks
+        return all_reduce_seconds(parts.trainable * self._part(reduction), groups, reduction.route.link)
+
+    def _part(self, reduction: Reduction) -> float:
+        """Return how many of the bytes the codec puts on the wire, as a part."""
+        every = reduction.coded_bytes + reduction.other_bytes
+        return (reduction.coded_bytes * self.wire.part + reduction.other_bytes) / every if every else 1.0
+
+    def _work(self, reduction: Reduction) -> float:
+        """Return the seconds of the codec's own work: of all that is sent to owners, or of an owner's part."""
+        return self.wire.work * reduction.coded_bytes / (1 if self.ranks == self.copies else self.ranks)
+
+
+def _exposed(seconds: float, beside: float, pieces: int) -> float:
+    """Return how long messages last, of so many pieces, that begin with the first and go on beside a computation."""
+    return max(seconds - beside * (1 - 1 / pieces), seconds / pieces) if pieces else 0.0
 
 
 def not_sliced() -> PlanError:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from headway.collective.across import sharers
 from headway.collective.fully import FullyShardedReducer
 from headway.collective.outer import Outer
 from headway.collective.reduce import Reducer
@@ -144,37 +145,43 @@ class Owned(Kept):
     """shard="optimizer" and "gradients": each copy updates the parameters that it owns, and tells the others."""
 
     def __init__(
-        self, world: World, plan: Plan, group: Group, held: Mapping[str, nn.Parameter], ties: Mapping[str, Group],
-        sizes: Mapping[str, int], placement: Sequence[int],
+        self, world: World, plan: Plan, model: nn.Module, held: Mapping[str, nn.Parameter], ties: Mapping[str, Group],
+        placement: Sequence[int],
     ) -> None:  # fmt: skip
+        among = sharers(world, plan.data, plan.pipeline, plan.shard_ranks)
+        group = among.near
         assert plan.split is not None and group.index is not None
-        owners = share_out(sizes, plan.split.holders(), plan.data, placement)
+        sizes = {n: p.numel() * p.element_size() for n, p in model.named_parameters() if p.requires_grad}
+        owners = share_out(sizes, plan.split.holders(), group.size, placement)
         mine = {n: p for n, p in held.items() if not p.requires_grad or owners[n] == group.index}
-        super().__init__(world, mine, world.everyone)
+        super().__init__(world, mine, among.model)
         self.every_backward = plan.shard == "gradients"
         trained = _trained(held)
         self.reducer: ShardedReducer = ShardedReducer(
             world, group, trained, {name: owners[name] for name in trained},
             every_backward=self.every_backward, parcel_bytes=plan.bucket_bytes, shared=ties, codec=plan.codec,
+            among=among,
         )  # fmt: skip
-        self._group = group
+        self._group, self._model = among.copies, model
         self._seen: Sequence[int] = ()  # what this rank's parameters were when it last told the others
 
     def begin(self, micro_batches: int) -> None:
         """Start a step; the copies may have different numbers of micro-batches."""
         most = _extremes(self.world, self._group, micro_batches)[1] if self.every_backward else 1
         self.reducer.begin(backwards=most)
+        self.reducer.spread(at_once=_compiled(self._model))
+        self._seen = ()
 
     def refresh(self, training: bool) -> None:
-        """Get new values of all parameters from their owners; outside of training only if they have changed."""
-        now = [] if training else [_look(p) for p in self.parameters.values()]
-        if not training:
-            changed = torch.tensor([float(now != self._seen)], device=self.world.device)
-            self.world.all_reduce(changed, op="max")
-            if not changed.item():
-                return
-        self.reducer.spread()
-        self._seen = now
+        """Get new values of all parameters from their owners, if they have changed; `begin` does so for a step."""
+        if training:
+            return
+        now = [_look(p) for p in self.parameters.values()]
+        changed = torch.tensor([float(now != self._seen)], device=self.world.device)
+        self.world.all_reduce(changed, op="max")
+        if changed.item():
+            self.reducer.spread()
+            self._seen = now
 
 
 class Sliced(Kept):
@@ -183,19 +190,21 @@ class Sliced(Kept):
     every_backward = True
     in_step = True
 
-    def __init__(self, world: World, plan: Plan, group: Group, model: nn.Module) -> None:
-        self.reducer: FullyShardedReducer = FullyShardedReducer(world, group, model, plan.blocks, codec=plan.codec)
-        super().__init__(world, self.reducer.parameters, group)
+    def __init__(self, world: World, plan: Plan, model: nn.Module) -> None:
+        among = sharers(world, plan.data, plan.pipeline, plan.shard_ranks)
+        self.reducer: FullyShardedReducer = FullyShardedReducer(world, among, model, plan.blocks, codec=plan.codec)
+        super().__init__(world, self.reducer.parameters, among.model)
+        self._copies = among.copies
 
     def begin(self, micro_batches: int) -> None:
         """Start a step. Raises BatchError when the copies have different numbers of micro-batches."""
-        least, most = _extremes(self.world, self.over, micro_batches)
+        least, most = _extremes(self.world, self._copies, micro_batches)
         if least != most:
             raise BatchError(
                 f'with shard="parameters" all copies run together, but some have {least} micro-batches and some {most}',
                 remedy="pass shares of one global batch (model.batches, model.share)",
             )
-        self.reducer.begin()
+        self.reducer.begin(backwards=most)
 
     def refresh(self, training: bool) -> None:
         """Nothing: parameters are gathered when they are used."""
@@ -225,13 +234,23 @@ def keep(
     if plan.shard == "none" or plan.data == 1:
         return Whole(world, plan, copies, stages, held, ties)
     if plan.shard == "parameters":
-        return Sliced(world, plan, copies, model)
-    sizes = {n: p.numel() * p.element_size() for n, p in model.named_parameters() if p.requires_grad}
-    return Owned(world, plan, copies, held, ties, sizes, placement)
+        return Sliced(world, plan, model)
+    return Owned(world, plan, model, held, ties, placement)
 
 
 def _trained(held: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in held.items() if parameter.requires_grad}
+
+
+def _compiled(model: nn.Module) -> set[str]:
+    """Name the parameters of compiled modules, which are made anew for tensors of a class that they do not know."""
+    whole = [
+        module
+        for module in model.modules()
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    ]
+    inside = {id(parameter) for module in whole for parameter in module.parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in inside} if inside else set()
 
 
 def _extremes(world: World, group: Group, number: int) -> tuple[int, int]:
