@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from functools import cached_property
+from itertools import combinations, pairwise, product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.layout.optimum import Floats
 from headway.layout.partition import Held, balance, cut_places, prefix
 
+Places = NDArray[np.int64]
+
 _WINDOW = 2
 """How far two cuts are moved together, in places to cut."""
+
+DIGITS = 10
+"""Costs that agree to so many digits of what they were at first are the same."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ def balance_ranks(
         limits=None if limits is None else tuple(limits),
     )
     at = {node: place for place, node in enumerate(task.nodes)}
-    found = _descend(task, (0, *(at[cut] for cut in start.cuts), len(nodes) - 1))
-    loads = tuple(task.loads(found))
+    found = _descend(task, np.array([0, *(at[cut] for cut in start.cuts), len(nodes) - 1]))
+    loads = tuple((task.stages(found) @ task.on).tolist())
     largest = float(np.diff(task.work).max() / rates.max())
     bound = start.bound if num_ranks == len(placement) else max(float(task.work[-1] / rates.sum()), largest)
     return RankBalance(tuple(task.nodes[place] for place in found[1:-1]), max(loads), loads, min(bound, max(loads)))
@@ -108,76 +115,67 @@ class _Task:
     static: Floats | Held
     limits: tuple[float, ...] | None
 
-    def stages(self, cuts: Sequence[int]) -> list[float]:
-        """Give the load of each stage."""
-        return [
-            float((self.work[b] - self.work[a]) / self.rates[rank] + self.boundary[a] + self.boundary[b])
-            for rank, a, b in zip(self.placement, cuts, cuts[1:], strict=False)
-        ]
+    @cached_property
+    def on(self) -> Floats:
+        """[stages, ranks]: 1 where a stage is on a rank."""
+        return np.eye(len(self.rates))[list(self.placement)]
 
-    def loads(self, cuts: Sequence[int]) -> list[float]:
-        """Give the load of each rank."""
-        return self._sums(self.stages(cuts))
+    def stages(self, cuts: Places) -> Floats:
+        """Give the load of each stage, [..., stages], for cuts [..., stages + 1]."""
+        first, last = cuts[..., :-1], cuts[..., 1:]
+        own = (self.work[last] - self.work[first]) / self.rates[list(self.placement)]
+        return own + self.boundary[first] + self.boundary[last]
 
-    def fits(self, cuts: Sequence[int]) -> bool:
+    def costs(self, cuts: Places) -> Floats:
+        """Give what is to become less, [..., 3]: the worst rank, then squares of ranks, then of stages."""
+        stages = self.stages(cuts)
+        ranks = stages @ self.on
+        return np.stack([ranks.max(-1), (ranks**2).sum(-1), (stages**2).sum(-1)], -1)
+
+    def fits(self, cuts: Places) -> bool:
         """Tell whether every rank stays within its limit."""
         if self.limits is None:
             return True
         held = []
-        for stage, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
-            first, last = self.nodes[a], self.nodes[b]
+        bounds = [self.nodes[place] for place in cuts]
+        for stage, (first, last) in enumerate(pairwise(bounds)):
             more = self.static(first, last, stage) if callable(self.static) else self.static[last] - self.static[first]
             held.append(float(self.kept[stage] * (self.bytes[last] - self.bytes[first]) + more))
-        return all(size <= most for size, most in zip(self._sums(held), self.limits, strict=True))
-
-    def _sums(self, row: Sequence[float]) -> list[float]:
-        sums = [0.0] * len(self.rates)
-        for rank, value in zip(self.placement, row, strict=True):
-            sums[rank] += value
-        return sums
-
-    def cost(self, cuts: Sequence[int]) -> tuple[float, float, float]:
-        """Give what is to become less: the worst rank, then squares of ranks, then of stages, rounded to compare."""
-        stages = self.stages(cuts)
-        loads = self._sums(stages)
-        rows = max(loads), sum(load * load for load in loads), sum(load * load for load in stages)
-        worst, ranks, each = (float(f"{value:.10e}") for value in rows)
-        return worst, ranks, each
+        return bool((np.asarray(held) @ self.on <= np.asarray(self.limits)).all())
 
 
-def _descend(task: _Task, cuts: tuple[int, ...]) -> tuple[int, ...]:
-    """Move cuts for as long as it helps."""
-    best, cost = cuts, task.cost(cuts)
-    better = True
-    while better:
-        better = False
-        for other in (*_one_moved(best), *_two_moved(best)):
-            if (found := task.cost(other)) < cost and task.fits(other):
-                best, cost, better = other, found, True
-                break
-    return best
+def _descend(task: _Task, cuts: Places) -> Places:
+    """Move cuts, each time those that help the most, for as long as it helps."""
+    scale = np.maximum(task.costs(cuts), np.finfo(np.float64).tiny)
+    best = np.round(task.costs(cuts) / scale, DIGITS)
+    while True:
+        others = np.concatenate([_one_moved(cuts), _two_moved(cuts)])
+        costs = np.round(task.costs(others) / scale, DIGITS)
+        order = np.lexsort(costs.T[::-1])
+        better = (index for index in order if tuple(costs[index]) < tuple(best))
+        found = next((index for index in better if task.fits(others[index])), None)
+        if found is None:
+            return cuts
+        cuts, best = others[found], costs[found]
 
 
-def _one_moved(cuts: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _one_moved(cuts: Places) -> Places:
     """List the cuts with one of them elsewhere: by one place, two, four, ..., as far as its neighbours leave it."""
-    found = []
-    for index in range(1, len(cuts) - 1):
-        for way in (-1, 1):
-            step = way
-            while cuts[index - 1] < cuts[index] + step < cuts[index + 1]:
-                found.append((*cuts[:index], cuts[index] + step, *cuts[index + 1 :]))
-                step *= 2
-    return found
+    steps = [way << power for power in range(int(cuts[-1]).bit_length()) for way in (-1, 1)]
+    return _moved(cuts, [((index, step),) for index in range(1, len(cuts) - 1) for step in steps])
 
 
-def _two_moved(cuts: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _two_moved(cuts: Places) -> Places:
     """List the cuts with two of them a little elsewhere."""
     steps = [step for step in range(-_WINDOW, _WINDOW + 1) if step]
-    found = []
-    for (one, two), (here, there) in product(combinations(range(1, len(cuts) - 1), 2), product(steps, steps)):
-        moved = list(cuts)
-        moved[one] += here
-        moved[two] += there
-        if all(before < after for before, after in zip(moved, moved[1:], strict=False)):
-            found.append(tuple(moved))
-    return found
+    pairs = product(combinations(range(1, len(cuts) - 1), 2), product(steps, steps))
+    return _moved(cuts, [((one, here), (two, there)) for (one, two), (here, there) in pairs])
+
+
+def _moved(cuts: Places, moves: Sequence[tuple[tuple[int, int], ...]]) -> Places:
+    """Apply each of the moves, and keep what is still in order."""
+    found = np.tile(cuts, (len(moves), 1))
+    for row, move in enumerate(moves):
+        for index, step in move:
+            found[row, index] += step
+    return found[(np.diff(found, axis=1) > 0).all(1)]
