@@ -228,9 +228,9 @@ def train(world: Any, rate: str, setting: Setting) -> None:
 
         contenders["FSDP2"] = step
 
-    def by_plan(asked: str) -> str:
+    def by_plan(asked: str, shard: str = "none") -> str:
         model = example.build_model(options)
-        fixed = {"data": world.size, "num_micro_batches": 1, "codec": asked}
+        fixed = {"data": world.size, "num_micro_batches": 1, "codec": asked, "shard": shard}
         plan = headway.plan(model, example.loss, batch, fixed=fixed)
         parallel = headway.parallelize(model, example.loss, plan)
         optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
@@ -242,7 +242,8 @@ def train(world: Any, rate: str, setting: Setting) -> None:
 
         took = f": {plan.codec}" if asked != plan.codec else ""
         near = f", {plan.neighbours} near" if plan.neighbours > 1 else ""
-        contenders[f"headway, {asked}{took}{near}"] = step
+        shared = f", {shard} shared" if shard != "none" else ""
+        contenders[f"headway, {asked}{took}{near}{shared}"] = step
         return next((reason for reason in plan.reasons if "gradients" in reason and "cross" in reason), "")
 
     by_ddp("no reduction", None)
@@ -250,6 +251,7 @@ def train(world: Any, rate: str, setting: Setting) -> None:
     by_ddp("DDP, fp16_compress_hook", fp16_compress_hook)
     by_fsdp()
     reasons = [by_plan(asked) for asked in ("fp32", "auto", "auto8", "int4", "powersgd")]
+    reasons += [by_plan(asked, "optimizer") for asked in ("fp32", "auto")]
 
     def turn(step: Callable[[], object]) -> float:
         return timed(world, lambda: [step() for _ in range(setting.steps)]) / setting.steps
@@ -293,7 +295,7 @@ def table(world: Any, seconds: dict[str, list[float]], base: str, scale: float, 
     """Print the median of each, and of how many times faster than the base it is."""
     for name, times in seconds.items():
         ratio = statistics.median(a / b for a, b in zip(seconds[base], times, strict=True))
-        say(world, f"  {name:<26} {statistics.median(times) * scale:8.3g} {unit}   {ratio:5.2f}x {base}")
+        say(world, f"  {name:<36} {statistics.median(times) * scale:8.3g} {unit}   {ratio:5.2f}x {base}")
 
 
 def say(world: Any, text: str) -> None:

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from headway.collective.across import sharers
 from headway.collective.pending import GRACE
 from headway.collective.reduce import Reducer
+from headway.collective.shard import ShardedReducer
 from headway.collective.world import PeerError, World
 from tests.several.ranks import SOON, Outcome, outcomes_on_ranks
 
@@ -75,6 +77,38 @@ def test_a_rank_that_stalls_is_named_within_the_deadline(codec: str, fault: str)
     assert any(outcome.error.peers == (1,) for outcome in others(outcomes)), said
     what = "rank 1 gives no sign of life" if fault == "stops" else "rank 1 is at test_faults.py"
     assert any(what in text for text in said), said
+
+
+def shares(world: World, fault: str) -> None:
+    """Two groups of two share out; rank 1 dies in a backward, or when it should send new values."""
+    among = sharers(world, copies=4, pipeline=1, ranks=2)
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(4)))
+    table = dict(model.named_parameters())
+    owners = {name: number % 2 for number, name in enumerate(table)}
+    reducer = ShardedReducer(world, among.near, table, owners, among=among)
+    for step in range(100):
+        reducer.begin()
+        if world.rank == 1 and step == 3:
+            if fault == "before new values":
+                os._exit(5)
+            model[1].weight.register_post_accumulate_grad_hook(lambda _: os._exit(5))
+        reducer.spread(at_once=())
+        reducer.arm()
+        model(torch.ones(1, 300)).sum().backward()
+        reducer.finish()
+
+
+@pytest.mark.several
+@pytest.mark.parametrize("fault", ["before new values", "in backward"])
+def test_a_rank_that_dies_while_hosts_share_out_ends_all(fault: str) -> None:
+    outcomes = outcomes_on_ranks(4, shares, fault, deadline=20.0)
+    assert outcomes[1].code == 5
+    for outcome in others(outcomes):
+        assert isinstance(outcome.error, PeerError), outcome.trace
+        assert outcome.seconds - outcomes[1].seconds < SOON
+    # rank 0 shares with it, and rank 3 sums what it owns with it
+    near = str(outcomes[0].error)
+    assert "rank 1" in near and ("new values of" if fault == "before new values" else "gradients of") in near, near
 
 
 def hears(world: World) -> None:

@@ -12,6 +12,7 @@ from headway.graph.record import record
 from headway.planner.plan import Plan
 from headway.planner.search import search
 from headway.planner.shard import MESSAGE_BYTES, gather_seconds, gathered
+from headway.units import format_seconds
 from tests.cost.graphs import chain, times
 from tests.graph.programs import GPT, next_token, square, tokens
 
@@ -85,6 +86,16 @@ def test_hosts_share_out_by_themselves_where_that_is_faster_and_fits(shard: str)
     tight = on_hosts(shard=shard, memory=max(every.memory))
     assert tight.shard_ranks is None and max(tight.memory) <= max(every.memory)
     assert tight.reasons[1].startswith("shared out among all 8 copies: among the 4 of each host would take ")
+
+
+def test_plain_copies_on_hosts_say_when_sharing_out_would_be_faster() -> None:
+    plain, shared = on_hosts(codec="fp32"), on_hosts(codec="fp32", shard="optimizer")
+    assert plain.shard == "none" and plain.seconds is not None and shared.seconds is not None
+    assert shared.seconds < 0.95 * plain.seconds
+    said = f"a step would take {format_seconds(shared.seconds)}, this {format_seconds(plain.seconds)}, with fixed="
+    assert [reason for reason in plain.reasons if "cross beside the next forward" in reason][0].startswith(said)
+    for other in (shared, plan(data=4, pipeline=1)):
+        assert not [reason for reason in other.reasons if "cross beside the next forward" in reason]
 
 
 def test_groups_that_are_asked_for(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -8,9 +8,12 @@ from types import MappingProxyType
 from headway.errors import PlanError
 from headway.planner.estimate import costs_of, lowered
 from headway.planner.explain import count, layout_text
-from headway.planner.price import Choice, Priced, Program, Setting
+from headway.planner.price import Choice, Priced, Program, Setting, price
 from headway.schedule.simulate import simulate
 from headway.units import format_bytes, format_seconds
+
+WORTH_SAYING = 0.05
+"""The part of a step that another way must save to be mentioned."""
 
 STATES = MappingProxyType({0: "no optimizer states", 1: "one optimizer state", 2: "AdamW's states"})
 
@@ -33,6 +36,7 @@ def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: P
         found.insert(1 if best.codec != "fp32" else len(found), best.why_codec)
     if best.why_shared is not None:
         found.insert(1, best.why_shared)
+    found += _would_share(best, setting, program)
     if setting.sync_every > 1:
         found.insert(
             1,
@@ -89,6 +93,19 @@ def _why_shared(best: Priced, candidates: list[Priced], setting: Setting) -> str
         f"{count(least.choice.micro_batch, 'sample')} at a time, a rank has {memory}; {what} it needs "
         f"{format_bytes(best.peak)}"
     )
+
+
+def _would_share(best: Priced, setting: Setting, program: Program) -> list[str]:
+    """Say what a step would take if plain copies on several hosts shared out states: half of the bytes cross later."""
+    if best.choice.data == 1 or best.choice.shard != "none" or setting.cluster.hosts == 1 or setting.sync_every > 1:
+        return []
+    other = price(program, replace(best.choice, shard="optimizer"), best.cuts, setting)
+    if other.peak > setting.cluster.device.memory_bytes or other.seconds > (1 - WORTH_SAYING) * best.seconds:
+        return []
+    return [
+        f"a step would take {format_seconds(other.seconds)}, this {format_seconds(best.seconds)}, with "
+        'fixed={"shard": "optimizer"}: each copy updates a part, and new values cross beside the next forward'
+    ]
 
 
 def _against(best: Priced, others: list[Priced], memory: int) -> list[str]:
