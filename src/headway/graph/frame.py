@@ -144,7 +144,10 @@ class Frame:
             return (*self.position, self.landmark, self.count + 1)
         self.key = key
         index = self._find(self.calls[self.landmark], key)
-        return self._beside() if index is None else (*self.position, self.landmark, index + 1)
+        if index is not None:
+            return (*self.position, self.landmark, index + 1)
+        place = self._behind_loop(key)
+        return self._beside() if place is None else (*self.position, *place)
 
     def _beside(self) -> Position:
         if self.calls is None or self.count >= BETWEEN:
@@ -176,6 +179,24 @@ class Frame:
                 return index
         return None
 
+    def _behind_loop(self, key: str) -> tuple[int, int] | None:
+        """Find a call behind module calls that may be left out: further turns of a loop, whose modules were called.
+
+        It must be the only one of its kind in the whole frame; what each turn does is no sign of the loop's end.
+        """
+        assert self.calls is not None
+        places = [
+            (landmark, index + 1)
+            for landmark, row in enumerate(self.calls)
+            for index, other in enumerate(row)
+            if _alike(other, key, self.shift)
+        ]
+        if len(places) != 1 or self.known is None or places[0][0] <= self.landmark:
+            return None
+        passed = range(self.landmark + 1, places[0][0] + 1)
+        paths = [path for (path, _), (landmark, count) in self.known.items() if landmark in passed and not count]
+        return places[0] if len(paths) == len(passed) and all(path in self.seen for path in paths) else None
+
     def happened(self, position: Position) -> None:
         """Go on to a torch call that `next_event` placed."""
         self.events += 1
@@ -184,9 +205,9 @@ class Frame:
     def _go_to(self, position: Position) -> None:
         before, self.ahead = self.ahead, {}
         if len(position) == len(self.position) + 2:
-            self.strayed = self.strayed or position[-1] != self.count + 1
+            self.strayed = self.strayed or position[-2:] != (self.landmark, self.count + 1)
             self.sure = self.sure or (not self.shift and self.key[-1:].isdigit() and int(self.key[-1]) > 1)
-            self.count, self.extra = position[-1], 0
+            self.landmark, self.count, self.extra = position[-2], position[-1], 0
             return
         self.strayed = True
         self.extra = position[-1]

@@ -174,9 +174,8 @@ def _refusal(
 
 
 def guarded_modules(
-    modules: Sequence[ModuleCall], outputs: Sequence[frozenset[int]], draws: Sequence[bool], calls: Sequence[Call],
-    values: Sequence[Value],
-) -> list[ModuleCall]:  # fmt: skip
+    modules: Sequence[ModuleCall], draws: Sequence[bool], calls: Sequence[Call], values: Sequence[Value]
+) -> list[ModuleCall]:
     """Mark the module calls that must be followed call by call.
 
     Those are the ones that read values, draw random numbers (`draws`: Python's or numpy's), or make a value that is
@@ -187,13 +186,13 @@ def guarded_modules(
         for value in call.inputs:
             used_at[value].append(call.index)
     result = []
-    for module, result_values, on_host in zip(modules, outputs, draws, strict=True):
+    for module, on_host in zip(modules, draws, strict=True):
         guarded = on_host
         for call in calls[module.first : module.last]:
             guarded = guarded or call.random or call.reads_value
             for value in call.outputs:
                 escapes = any(not module.first <= use < module.last for use in used_at[value])
-                guarded = guarded or (escapes and value not in result_values)
+                guarded = guarded or (escapes and value not in module.results)
             if guarded:
                 break
         result.append(replace(module, guarded=guarded))

@@ -99,6 +99,7 @@ class ModuleCall:
     occurrence: int  # 0 for the first call of this module in the program
     first: int  # index of its first call
     last: int  # index after its last call
+    results: tuple[int | None, ...]  # values among the leaves of what it returned
     guarded: (
         bool  # has values that leave by another way than its result, value reads or randomness: never passed over whole
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +51,7 @@ class _OpenModule:
     first: int
     last: int = 0
     draws: bool = False
-    outputs: frozenset[int] = field(default_factory=frozenset)
+    results: tuple[int | None, ...] = ()  # values among the leaves of what it returned
 
 
 class Recorder(Walk):
@@ -98,8 +98,8 @@ class Recorder(Walk):
         entry.draws = host_state() != before
         entry.last = len(self.calls)
         known = self.ledger.known
-        leaves = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
-        entry.outputs = frozenset(known[id(t)][1] for t in leaves if id(t) in known)
+        leaves = (leaf if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(result))
+        entry.results = tuple(known[id(t)][1] if id(t) in known else None for t in leaves)
         return result
 
     def _open(self, position: Position, path: str, kind: str) -> _OpenModule:
@@ -311,7 +311,7 @@ class Recorder(Walk):
         self._note_replaced(replaced)
         modules = [self._closed(m) for m in self.modules]
         draws = [m.draws for m in self.modules]
-        modules = guarded_modules(modules, [m.outputs for m in self.modules], draws, self.calls, values)
+        modules = guarded_modules(modules, draws, self.calls, values)
         cuts, refused = allowed_cuts(self.calls, values, modules, results, self.reshaped, self.locked, self.unsendable)
         return ModelGraph(
             samples=samples, calls=tuple(self.calls), values=tuple(values),
@@ -330,7 +330,7 @@ class Recorder(Walk):
             while last < len(self.calls) and self.calls[last].position[:depth] == module.position:
                 last += 1
         return ModuleCall(
-            module.position, module.path, module.kind, module.occurrence, module.first, last, guarded=False
+            module.position, module.path, module.kind, module.occurrence, module.first, last, module.results, False
         )
 
     def _note_replaced(self, replaced: dict[str, torch.Tensor]) -> None:

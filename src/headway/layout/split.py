@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.errors import SplitError
 from headway.graph.liveness import derived_since, last_uses, storage_writes
-from headway.graph.model import BETWEEN, Call, ModelGraph, Position, parse_position, position_text
+from headway.graph.model import BETWEEN, Call, ModelGraph, ModuleCall, Position, parse_position, position_text
 from headway.layout.places import Unseen, find_unseen, list_calls, list_modules
 
 SPARE = "spare"
@@ -39,6 +39,7 @@ class Crossing:
     function: str = ""  # that makes it
     last: bool = False  # no later call of this function in this frame before the cut: what a loop leaves
     origin: tuple[tuple[Position, int], ...] = ()  # from what it was made, in this frame: stands in where it is not
+    result: tuple[Position, int] | None = None  # the outermost module call that gave it, as which leaf of its result
 
     @property
     def key(self) -> tuple[Position, int]:
@@ -125,6 +126,7 @@ class Split:
                             "function": c.function,
                             "last": c.last,
                             "origin": [[position_text(p), output] for p, output in c.origin],
+                            **({"result": [position_text(c.result[0]), c.result[1]]} if c.result else {}),
                         }
                         for c in part.sends
                     ],
@@ -149,6 +151,7 @@ class Split:
                     c.get("function", ""),
                     c.get("last", False),
                     tuple((parse_position(p), output) for p, output in c.get("origin", ())),
+                    (parse_position(c["result"][0]), c["result"][1]) if "result" in c else None,
                 )
                 for c in row["sends"]
             )
@@ -242,6 +245,7 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
     by_function: dict[tuple[Position, str], list[int]] = {}
     for call in calls:
         by_function.setdefault((call.position[:-2], call.function), []).append(call.index)
+    returned = _returned(graph)
     needed: list[dict[int, None]] = [{} for _ in range(num_stages)]
     for call in calls:
         for number in call.inputs:
@@ -266,8 +270,20 @@ def _crossings(graph: ModelGraph, bounds: Sequence[int]) -> list[list[Crossing]]
             same = by_function[(maker.position[:-2], maker.function)]
             latest = maker.index == max(i for i in same if i < bounds[source + 1])
             origin = _origin(graph, maker)
-            sends[source].append(Crossing(*place, differentiable, later, maker.function, latest, origin))
+            result = next((r for m, r in returned.get(number, ()) if m.last <= bounds[source + 1]), None)
+            sends[source].append(Crossing(*place, differentiable, later, maker.function, latest, origin, result))
     return sends
+
+
+def _returned(graph: ModelGraph) -> dict[int, list[tuple[ModuleCall, tuple[Position, int]]]]:
+    """Give for each value the module calls that made and returned it, the outermost first, and as which leaf."""
+    table: dict[int, list[tuple[ModuleCall, tuple[Position, int]]]] = {}
+    for module in graph.modules:
+        for leaf, number in enumerate(module.results):
+            producer = None if number is None else graph.values[number].producer
+            if producer is not None and module.first <= producer < module.last:
+                table.setdefault(number, []).append((module, (module.position, leaf)))  # type: ignore[arg-type]
+    return table
 
 
 def _spare(source: int) -> list[Crossing]:

@@ -38,8 +38,8 @@ class Alive:
         self.follow: set[Position] = set()  # module calls in which something comes in
         self.arrived = False
         for crossing in receives:
-            place = answers.get(moved(crossing)) if crossing.function == SPARE else None
-            if place is None:
+            place = answers.get(moved(crossing))
+            if place is None or (place[2] and crossing.function != SPARE):
                 continue
             position, output, function = place
             self.arrived = True

@@ -53,6 +53,7 @@ class Stage:
     landmarks: Landmarks = field(default_factory=dict, compare=False)
     calls: Calls = field(default_factory=dict, compare=False)
     followed: frozenset[int] = frozenset()  # ids of modules with one in them that may read a value
+    lacking: frozenset[int] = frozenset()  # ids of modules with weights in them that this stage does not have
     paths: dict[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
     known: dict[Position, Known] = field(default_factory=dict, compare=False)  # and those of the last time
@@ -83,10 +84,11 @@ class Stage:
             for module in model.modules()
             if kinds and any(type(m).__name__ in kinds for m in module.modules())
         )
+        lacking = frozenset(id(m) for m in model.modules() if any(p.is_meta for p in m.parameters()))
         paths = module_paths(model)
         stage = Stage(
             split, index, model, loss, device, parameters, buffers, frozenset(keep), borders(split, index), landmarks,
-            calls, followed, paths,
+            calls, followed, lacking, paths,
         )  # fmt: skip
         INTERCEPTION.hold()
         weakref.finalize(stage, INTERCEPTION.release)

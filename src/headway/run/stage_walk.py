@@ -54,8 +54,9 @@ class StageWalk(Walk):
         self.alive = Alive(part.sends, part.receives, answers)
         for crossing in part.receives:
             place, output, function = answers.get(moved(crossing), (*crossing.key, crossing.function))
-            self.incoming.setdefault(place, {})[output] = crossing
-            self.functions[place] = function
+            if function:  # else it comes in as the result of a module
+                self.incoming.setdefault(place, {})[output] = crossing
+                self.functions[place] = function
             if place != crossing.position:
                 self.strayed.update((*frames_around(crossing.position), *self.alive.follow))
         self.received, self.known = received, stage.known
@@ -73,8 +74,6 @@ class StageWalk(Walk):
 
     def _after(self, position: Position) -> bool:
         return self.end is not None and position >= self.end
-
-    # events
 
     def fact(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer for absent tensors that they live on this stage's device, and need gradients where they do."""
@@ -156,7 +155,9 @@ class StageWalk(Walk):
         raise StageEnd
 
     def at_full_speed(self, module: nn.Module, run: Callable[[], Any]) -> Any:
-        """Run a module that is computed whole, unseen."""
+        """Run a module that is computed whole, unseen; not one that lacks weights: linear() takes those for zeros."""
+        if id(module) in self.stage.lacking:
+            return run()
         try:
             with self.pause():
                 return run()
@@ -233,8 +234,6 @@ class StageWalk(Walk):
         raise self.stage.error(
             f"{function_name(func)} takes {what}, which this stage does not have", self.module_path or "loss function"
         )
-
-    # before the start
 
     def on_opaque(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute, receive or leave out a call that may use weights which are not among its arguments."""
@@ -322,8 +321,6 @@ class StageWalk(Walk):
         what = f"{short_name(func)} reads the content of a tensor that an earlier stage computes, and had no answer"
         raise self.stage.error(what, self.module_path or "loss function")
 
-    # modules passed over
-
     def module_call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Give a result that is known at once."""
         frame = self.frames[-1]
@@ -350,8 +347,11 @@ class StageWalk(Walk):
             with self.pause():
                 args, kwargs = self.late.present((args, kwargs))
         result = super().module_at(position, path, original, module, args, kwargs)
-        if self.alive.spares or self.alive.results:
+        watched = self.stand_ins.watches(position)
+        if watched or self.alive.spares or self.alive.results:
             with self.pause():
+                if watched and not self._before(position):
+                    self.stand_ins.take(position, result, self.made, self.answers)
                 result = self.alive.result(position, result, self.receive)
         return result
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from headway.graph.model import Position, position_text
 from headway.layout.split import Crossing
@@ -28,6 +29,19 @@ class StandIns:
         self.frames = {crossing.position[:-2] for crossing in self.sends}
         self.latest: dict[Any, Made] = {}  # by frame, function and output
         self.origins: dict[Key, Made | None] = {key: None for crossing in self.sends for key in crossing.origin}
+        self.results: dict[Position, list[Crossing]] = {}  # what modules were seen to give
+        for crossing in self.sends:
+            if crossing.result is not None:
+                self.results.setdefault(crossing.result[0], []).append(crossing)
+        self.homes = {position[:-2] for position in self.results}
+        self.others: dict[
+            Position, tuple[Position, list[Any]]
+        ] = {}  # by frame: what a module gave that was not recorded
+        self.given: set[Key] = set()
+
+    def watches(self, position: Position) -> bool:
+        """Say whether to `take` what the module call at this place gives."""
+        return position in self.results or (position[-1] != 0 and position[:-2] in self.homes)
 
     def keep(self, frame: Position, made: Made) -> None:
         """Keep a value, made here or received."""
@@ -36,6 +50,26 @@ class StandIns:
         if (position, number) in self.origins:
             self.origins[(position, number)] = made
 
+    def take(self, position: Position, result: Any, made: dict[Key, torch.Tensor], answers: dict[str, Any]) -> None:
+        """Send what a module gives, where it was made in another way than when the module was recorded to give it."""
+        leaves = tree_leaves(result)
+        if position not in self.results:
+            self.others[position[:-2]] = (position, leaves)
+        for crossing in self.results.get(position, ()):
+            self._give(crossing, position, leaves, made, answers)
+
+    def _give(
+        self, crossing: Crossing, place: Position, leaves: list[Any], made: dict[Key, torch.Tensor],
+        answers: dict[str, Any],
+    ) -> None:  # fmt: skip
+        leaf = crossing.result[1] if crossing.result else 0
+        tensor = leaves[leaf] if leaf < len(leaves) else None
+        if not isinstance(tensor, torch.Tensor) or tensor is made.get(crossing.key) or tensor.is_meta:
+            return
+        if fits(crossing, tensor):
+            made[crossing.key], answers[moved(crossing)] = tensor, (place, leaf, "")
+            self.given.add(crossing.key)
+
     def settle(self, made: dict[Key, torch.Tensor], answers: dict[str, Any]) -> None:
         """Complete what is `made` to be sent, and say in `answers` what was sent instead.
 
@@ -43,6 +77,8 @@ class StandIns:
         leaves what it would have changed: then that is sent, and received where the receiver's program makes it.
         """
         for crossing in self.sends:
+            if crossing.key in self.given:
+                continue
             present = made.get(crossing.key)
             if present is not None and not fits(crossing, present):
                 del made[crossing.key]  # the program went another way, and this is something else
@@ -56,6 +92,8 @@ class StandIns:
             else:
                 other = next((o for o in map(self.origins.get, crossing.origin) if o is not None), other)
             if other is None or not fits(crossing, other[3]):
+                if present is None and crossing.result is not None and crossing.result[0][:-2] in self.others:
+                    self._give(crossing, *self.others[crossing.result[0][:-2]], made, answers)
                 continue
             answers[moved(crossing)], made[crossing.key] = other[:3], other[3]
 

@@ -1,0 +1,472 @@
+"""Research on images, graphs, tables and sets: detectors, matching, sampling, trees and fields, as papers' code."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import parametrize, spectral_norm, weight_norm
+
+from tests.zoo.plain import Family, classes, r, square
+
+
+def convs(*widths: int) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU()) for a, b in itertools.pairwise(widths))
+    )
+
+
+def own(model: nn.Module, batch: Any) -> Any:
+    return model(batch)
+
+
+def set_matching() -> Any:
+    class Detr(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.query = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(5, 8))
+            layer = nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True)
+            self.decoder, self.kind, self.box = nn.TransformerDecoder(layer, 2), nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = self.decoder(self.query.expand(len(x), -1, -1), self.body(x).flatten(2).mT)
+            return self.kind(h), self.box(h).sigmoid()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        images, targets = batch
+        kinds, boxes = model(images)
+        total = torch.zeros(())
+        for kind, box, (label, place) in zip(kinds, boxes, targets, strict=True):
+            with torch.no_grad():
+                cost = torch.cdist(box, place, 1) - kind.softmax(-1)[:, label]
+                order = min(
+                    itertools.permutations(range(5), len(label)),
+                    key=lambda p: sum(float(cost[q, i]) for i, q in enumerate(p)),
+                )
+            chosen = torch.tensor(order)
+            goal = torch.full((5,), 3)
+            goal[chosen] = label
+            total = total + F.cross_entropy(kind, goal) + F.l1_loss(box[chosen], place)
+        return total
+
+    targets = [(torch.randint(0, 3, (n,)), torch.rand(n, 4, dtype=torch.float64)) for n in (2, 3)]
+    return Detr(), loss, (r(2, 3, 8, 8), targets)
+
+
+def hard_negatives() -> Any:
+    class Ssd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList([convs(3, 6, 6), nn.Sequential(nn.MaxPool2d(2), convs(6, 6, 6))])
+            self.kinds = nn.ModuleList(nn.Conv2d(6, 2 * 3, 3, padding=1) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outs = []
+            for stage, kind in zip(self.stages, self.kinds, strict=True):
+                x = stage(x)
+                outs.append(kind(x).permute(0, 2, 3, 1).reshape(len(x), -1, 3))
+            return torch.cat(outs, 1)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        each = F.cross_entropy(model(x).mT, y, reduction="none")
+        positive = y > 0
+        rank = each.detach().masked_fill(positive, 0).sort(1, descending=True)[1].sort(1)[1]
+        kept = positive | (rank < 3 * positive.sum(1, keepdim=True))
+        return each[kept].sum() / positive.sum().clamp(min=1)
+
+    return Ssd(), loss, (r(2, 3, 8, 8), (torch.rand(2, 160) > 0.9).long() * torch.randint(1, 3, (2, 160)))
+
+
+def proposals() -> Any:
+    def overlap(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
+        inside = (high - low).clamp(min=0).prod(-1)
+        size = lambda t: (t[:, 2:] - t[:, :2]).prod(-1)  # noqa: E731
+        return inside / (size(a)[:, None] + size(b) - inside)
+
+    class TwoStage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.score, self.shift = convs(3, 6, 6), nn.Conv2d(6, 1, 1), nn.Conv2d(6, 4, 1)
+            self.head = nn.Sequential(nn.Linear(6 * 4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            feature = self.body(x)
+            score, shift = self.score(feature).flatten(1), self.shift(feature).flatten(2).mT.tanh()
+            side = torch.arange(x.shape[-1], dtype=x.dtype)
+            centre = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1).flatten(0, 1)
+            total = score.sigmoid().mean()
+            for i in range(len(x)):
+                boxes = torch.cat([centre - 2 + shift[i, :, :2], centre + 2 + shift[i, :, 2:]], -1)
+                order, kept = score[i].topk(12).indices.tolist(), []
+                far = overlap(boxes, boxes)
+                while order and len(kept) < 4:
+                    kept.append(order.pop(0))
+                    order = [j for j in order if float(far[kept[-1], j]) < 0.3]
+                for j in kept:
+                    x0, y0, x1, y1 = (int(v) for v in boxes[j].round().clamp(0, x.shape[-1]).tolist())
+                    crop = feature[i : i + 1, :, y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)]
+                    said = self.head(F.adaptive_avg_pool2d(crop, 2).flatten(1))
+                    total = total + F.cross_entropy(said, y[i : i + 1]) + boxes[j].square().mean() * 1e-3
+            return total
+
+    return TwoStage(), lambda m, b: m(*b), (r(2, 3, 8, 8), torch.randint(0, 3, (2,)))
+
+
+def unpooled() -> Any:
+    class SegNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.ModuleList([convs(3, 4), convs(4, 6)]), nn.ModuleList([convs(6, 4), convs(4, 3)])
+            self.pool, self.back = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = []
+            for down in self.down:
+                x, index = self.pool(down(x))
+                kept.append(index)
+            for up in self.up:
+                x = up(self.back(x, kept.pop()))
+            return x
+
+    return SegNet(), classes, (r(2, 3, 8, 8), torch.randint(0, 3, (2, 8, 8)))
+
+
+def warped() -> Any:
+    class Warp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.where = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(6))
+            self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.LocalResponseNorm(2), nn.LPPool2d(2, 2), nn.Flatten())
+            self.head = nn.LazyLinear(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            turn = self.where(x).view(-1, 2, 3) + torch.eye(2, 3, dtype=x.dtype)
+            grid = F.affine_grid(turn, list(x.shape), align_corners=False)
+            return self.head(self.body(F.grid_sample(x, grid, align_corners=False)))
+
+    model = Warp()
+    model(torch.zeros(1, 1, 8, 8))
+    return model, classes, (r(3, 1, 8, 8), torch.randint(0, 3, (3,)))
+
+
+def styled() -> Any:
+    class Modulated(nn.Module):
+        def __init__(self, a: int, b: int) -> None:
+            super().__init__()
+            self.weight, self.style, self.noise = (
+                nn.Parameter(torch.randn(b, a, 3, 3)),
+                nn.Linear(4, a),
+                nn.Parameter(torch.zeros(())),
+            )
+
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            n, a, height, width = x.shape
+            weight = self.weight * (self.style(w) + 1)[:, None, :, None, None]
+            weight = weight * weight.square().sum((2, 3, 4), keepdim=True).add(1e-8).rsqrt()
+            y = F.conv2d(x.reshape(1, n * a, height, width), weight.flatten(0, 1), padding=1, groups=n)
+            return F.leaky_relu(y.view(n, -1, height, width) + self.noise * torch.randn(n, 1, height, width).to(x), 0.2)
+
+    class Style(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), nn.Linear(8, 4))
+            self.start, self.layers = (
+                nn.Parameter(torch.randn(6, 4, 4)),
+                nn.ModuleList(Modulated(6, 6) for _ in range(3)),
+            )
+            self.judge = nn.Sequential(spectral_norm(nn.Conv2d(6, 6, 3)), nn.ReLU(), nn.Flatten(), nn.LazyLinear(1))
+            self.register_buffer("length", torch.zeros(()))
+
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            w = self.map(z)
+            x = self.start.expand(len(z), -1, -1, -1)
+            for layer in self.layers:
+                x = F.interpolate(layer(x, w), scale_factor=1.5, mode="bilinear")
+            (slope,) = torch.autograd.grad((x * torch.randn_like(x)).sum(), w, create_graph=True)
+            size = slope.square().sum(-1).sqrt()
+            mean = self.length + 0.1 * (size.mean().detach() - self.length)
+            self.length.copy_(mean)
+            return F.softplus(-self.judge(x)).mean() + (size - mean).square().mean()
+
+    model = Style()
+    model.judge(torch.zeros(1, 6, 12, 12))
+    return model, own, r(3, 4)
+
+
+def cycled() -> Any:
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        a, b = batch
+        fake_b, fake_a = model["ab"](a), model["ba"](b)
+        for judge in ("a", "b"):
+            for p in model[judge].parameters():
+                p.requires_grad = False
+        fooled = (model["b"](fake_b) - 1).square().mean() + (model["a"](fake_a) - 1).square().mean()
+        back = F.l1_loss(model["ba"](fake_b), a) + F.l1_loss(model["ab"](fake_a), b)
+        for judge in ("a", "b"):
+            for p in model[judge].parameters():
+                p.requires_grad = True
+        told = sum(
+            (model[n](real) - 1).square().mean() + model[n](fake.detach()).square().mean()
+            for n, real, fake in (("a", a, fake_a), ("b", b, fake_b))
+        )
+        return fooled + 10 * back + told
+
+    make = lambda: nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.InstanceNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 1))  # noqa: E731
+    judge = lambda: nn.Sequential(weight_norm(nn.Conv2d(3, 6, 4, 2)), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 1))  # noqa: E731
+    return nn.ModuleDict({"ab": make(), "ba": make(), "a": judge(), "b": judge()}), loss, [r(2, 3, 8, 8), r(2, 3, 8, 8)]
+
+
+def perceptual() -> Any:
+    class Content(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.judge = convs(3, 6, 6, 3), convs(3, 6, 6, 6).requires_grad_(False)
+            self.features: dict[str, torch.Tensor] = {}
+            for name, layer in self.judge.named_children():
+                layer.register_forward_hook(self.keep(name))
+
+        def keep(self, name: str) -> Any:
+            def hook(module: nn.Module, args: Any, out: torch.Tensor) -> None:
+                self.features[name] = out
+
+            return hook
+
+        def forward(self, x: torch.Tensor, style: torch.Tensor) -> torch.Tensor:
+            def gram(f: torch.Tensor) -> torch.Tensor:
+                return torch.einsum("bchw,bdhw->bcd", f, f) / f[0].numel()
+
+            y = self.net(x)
+            with torch.no_grad():
+                self.judge(style)
+                want = {n: gram(f) for n, f in self.features.items()}
+                self.judge(x)
+                like = self.features["1"]
+            self.judge(y)
+            return F.mse_loss(self.features["1"], like) + sum(
+                F.mse_loss(gram(f), want[n]) for n, f in self.features.items()
+            )
+
+    return Content(), lambda m, b: m(*b), (r(2, 3, 6, 6), r(2, 3, 6, 6))
+
+
+@dataclass
+class Cloud:
+    xyz: torch.Tensor
+    feature: torch.Tensor | None = None
+
+
+def farthest_points() -> Any:
+    class Abstraction(nn.Module):
+        def __init__(self, a: int, b: int, count: int) -> None:
+            super().__init__()
+            self.mlp, self.count = nn.Sequential(nn.Linear(a + 3, b), nn.ReLU(), nn.Linear(b, b)), count
+
+        def forward(self, cloud: Cloud) -> Cloud:
+            xyz = cloud.xyz
+            rows = torch.arange(len(xyz))
+            far, at, picks = torch.full(xyz.shape[:2], 1e9).to(xyz), torch.zeros(len(xyz), dtype=torch.long), []
+            for _ in range(self.count):
+                picks.append(at)
+                far = torch.minimum(far, (xyz - xyz[rows, at][:, None]).square().sum(-1))
+                at = far.argmax(-1)
+            centre = xyz[rows[:, None], torch.stack(picks, 1)]
+            near = torch.cdist(centre, xyz).topk(4, largest=False).indices
+            group = xyz[rows[:, None, None], near] - centre[:, :, None]
+            if cloud.feature is not None:
+                group = torch.cat([group, cloud.feature[rows[:, None, None], near]], -1)
+            return Cloud(centre, self.mlp(group).amax(2))
+
+    class PointNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 9))
+            self.steps, self.head = nn.ModuleList([Abstraction(0, 8, 8), Abstraction(8, 8, 4)]), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            turn = self.turn(x).amax(1).view(-1, 3, 3) + torch.eye(3, dtype=x.dtype)
+            cloud = Cloud(x @ turn)
+            for step in self.steps:
+                cloud = step(cloud)
+            assert cloud.feature is not None
+            return self.head(cloud.feature.amax(1)), (turn @ turn.mT - torch.eye(3, dtype=x.dtype)).norm()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        x, y = batch
+        said, straight = model(x)
+        return F.cross_entropy(said, y) + 0.01 * straight
+
+    return PointNet(), loss, (r(2, 16, 3), torch.randint(0, 3, (2,)))
+
+
+def sparse_graph() -> Any:
+    class Gcn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+            self.attend = nn.ParameterDict(
+                {"left": nn.Parameter(torch.randn(6)), "right": nn.Parameter(torch.randn(6))}
+            )
+
+        def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+            count = len(x)
+            degree = torch.zeros(count, dtype=x.dtype).index_add_(
+                0, edges[1], torch.ones(edges.shape[1], dtype=x.dtype)
+            )
+            weight = degree.clamp(min=1).rsqrt()
+            adjacency = torch.sparse_coo_tensor(edges.flip(0), weight[edges[0]] * weight[edges[1]], (count, count))
+            for layer in self.layers[:2]:
+                x = x + torch.sparse.mm(adjacency, layer(x)).relu()
+            h = self.layers[2](x)
+            score = F.leaky_relu(h[edges[0]] @ self.attend["left"] + h[edges[1]] @ self.attend["right"], 0.2)
+            top = torch.full((count,), -1e9).to(x).scatter_reduce(0, edges[1], score.detach(), "amax")
+            share = (score - top[edges[1]]).exp()
+            total = torch.zeros(count, dtype=x.dtype).index_add(0, edges[1], share)
+            share = share / total[edges[1]].clamp(min=1e-9)
+            return torch.zeros_like(h).index_add(0, edges[1], share[:, None] * h[edges[0]])
+
+    return Gcn(), lambda m, b: m(*b).square().mean(), (r(8, 6), torch.randint(0, 8, (2, 20)))
+
+
+def soft_trees() -> Any:
+    class Forest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pick, self.at = nn.Parameter(torch.randn(4, 3, 6)), nn.Parameter(torch.randn(4, 3))
+            self.leaf, self.norm = nn.Parameter(torch.randn(4, 8, 2)), nn.BatchNorm1d(6, affine=False)
+            self.register_buffer("bits", torch.tensor(list(itertools.product((0.0, 1.0), repeat=3))))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            feature = torch.einsum("bf,tdf->btd", self.norm(x), self.pick.softmax(-1))
+            right = (2 * (feature - self.at)).sigmoid()[:, :, None]
+            path = (right * self.bits + (1 - right) * (1 - self.bits)).prod(-1)
+            return torch.einsum("btl,tlc->bc", path, self.leaf)
+
+    return Forest(), classes, (r(6, 6), torch.randint(0, 2, (6,)))
+
+
+class _Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, strength: float) -> torch.Tensor:
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> Any:
+        return -ctx.strength * slope, None
+
+
+class Symmetric(nn.Module):
+    """A square matrix made the same as its transpose."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.triu() + x.triu(1).mT
+
+
+def domain_adversary() -> Any:
+    class Dann(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.kind, self.domain = convs(3, 6, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+            self.mix = nn.Linear(6, 6)
+            parametrize.register_parametrization(self.mix, "weight", Symmetric())
+            self.steps = 0
+
+        def forward(self, x: torch.Tensor, far: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            strength = 2 / (1 + math.exp(-0.1 * self.steps)) - 1 + 0.1
+            h = self.mix(self.body(torch.cat([x, far])).mean((2, 3)))
+            where = torch.arange(2).repeat_interleave(len(x))
+            told = F.cross_entropy(self.domain(_Reverse.apply(h, strength)), where)
+            return F.cross_entropy(self.kind(h[: len(x)]), y) + told
+
+    return Dann(), lambda m, b: m(*b), (r(3, 3, 6, 6), r(3, 3, 6, 6), torch.randint(0, 3, (3,)))
+
+
+def masked_patches() -> Any:
+    class Mae(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)  # noqa: E731
+            self.patch, self.place = nn.Conv2d(3, 8, 2, 2), nn.Parameter(torch.randn(1, 16, 8))
+            self.enc, self.dec = nn.TransformerEncoder(layer(), 2, enable_nested_tensor=False), layer()
+            self.hidden, self.out = nn.Parameter(torch.randn(1, 1, 8)), nn.Linear(8, 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.patch(x).flatten(2).mT + self.place
+            n, length, _ = h.shape
+            order = torch.rand(n, length).argsort(1)
+            back, kept = order.argsort(1), length // 4
+            seen = h.gather(1, order[:, :kept, None].expand(-1, -1, 8))
+            full = torch.cat([self.enc(seen), self.hidden.expand(n, length - kept, -1)], 1)
+            full = self.dec(full.gather(1, back[..., None].expand(-1, -1, 8)) + self.place)
+            goal = F.unfold(x, 2, stride=2).mT
+            goal = (goal - goal.mean(-1, keepdim=True)) / (goal.var(-1, keepdim=True) + 1e-6).sqrt()
+            mask = torch.ones(n, length).scatter_(1, order[:, :kept], 0).to(x)
+            return ((self.out(full) - goal).square().mean(-1) * mask).sum() / mask.sum()
+
+    return Mae(), own, r(2, 3, 8, 8)
+
+
+def searched_cells() -> Any:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops = nn.ModuleList(
+                [nn.Identity(), nn.Conv2d(6, 6, 3, padding=1), nn.AvgPool2d(3, 1, 1), nn.Conv2d(6, 6, 1)]
+            )
+
+        def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            hard = F.gumbel_softmax(weights, hard=True)
+            chosen = int(hard.argmax())
+            return hard[chosen] * self.ops[chosen](x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.alpha = nn.Conv2d(3, 6, 1), nn.Parameter(torch.zeros(4, 4))
+            self.cells, self.head = nn.ModuleList(Mixed() for _ in range(4)), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            states = [self.stem(x)]
+            for i, cell in enumerate(self.cells):
+                states.append(cell(sum(states[-2:]), self.alpha[i]))
+            return self.head(states[-1].mean((2, 3)))
+
+    return Net(), classes, (r(2, 3, 6, 6), torch.randint(0, 3, (2,)))
+
+
+def operators_of_functions() -> Any:
+    class Fno(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 1, 1)
+            self.local = nn.ModuleList(nn.Conv2d(6, 6, 1) for _ in range(3))
+            self.waves = nn.ParameterList(torch.randn(2, 6, 6, 3, 3, dtype=torch.cfloat) / 6 for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.into(x)
+            for wave, local in zip(self.waves, self.local, strict=True):
+                spectrum = torch.fft.rfft2(h, norm="ortho")
+                out = torch.zeros_like(spectrum)
+                wave = wave.to(spectrum.dtype)
+                out[:, :, :3, :3] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :3, :3], wave[0])
+                out[:, :, -3:, :3] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, -3:, :3], wave[1])
+                h = F.gelu(torch.fft.irfft2(out, s=h.shape[-2:], norm="ortho") + local(h))
+            return self.out(h)
+
+    return Fno(), square, r(2, 3, 8, 8)
+
+
+FAMILIES: dict[str, Family] = {
+    name: value
+    for name, value in list(globals().items())
+    if callable(value)
+    and getattr(value, "__module__", None) == __name__
+    and getattr(value, "__annotations__", {}) == {"return": "Any"}
+}
