@@ -201,6 +201,7 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     reductions: list[Reduction] = []
     held: list[list[str]] = []
     shares = choice.shard != "none" and choice.data > 1
+    holders = parts.holders()
     for part, own, memory, (first, last) in _held(program, parts, bounds, choice, setting):
         trainable = parameter_bytes(graph, own, trainable=True)
         adding = accumulate_seconds(trainable, choice.num_micro_batches, device)
@@ -224,7 +225,7 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         route = Route.of(setting.cluster, choice.ranks(part.index))
         route = replace(route, to_each=shares)
         held.append(own)
-        tied = _tied_seconds(graph, parts, part, choice, setting.cluster)
+        tied = _tied_seconds(graph, holders, part, choice, setting.cluster)
         shapes = float32_shapes(graph, own)
         reductions.append(Reduction(coded, other, route, stage.backward, tied, rest, shapes, setting.sync_every))
     groups = choice.mesh.groups("data")
@@ -292,9 +293,11 @@ def _passing(program: Program, choice: Choice, num_calls: int) -> float:
     return passing + (PASS_SECONDS * num_calls if choice.splits else 0.0)
 
 
-def _tied_seconds(graph: ModelGraph, parts: Split, part: StagePart, choice: Choice, cluster: Cluster) -> float:
+def _tied_seconds(
+    graph: ModelGraph, holders: Mapping[str, tuple[int, ...]], part: StagePart, choice: Choice, cluster: Cluster
+) -> float:
     """Return the seconds of summing tied parameters over the ranks that hold them, after everything else."""
-    holders, seconds = parts.holders(), 0.0
+    seconds = 0.0
     for name in (name for name in part.parameters if len(holders[name]) > 1):
         ranks = sorted({choice.ranks(stage)[0] for stage in holders[name]})
         if len(ranks) > 1:

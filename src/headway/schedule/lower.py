@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
 from headway.errors import PlanError
@@ -36,27 +36,30 @@ def lower(schedule: Schedule, edges: Collection[Edge], *, reduce: bool = True) -
             )
     plan = replace(schedule, edges=tuple(sorted(set(edges))))
     last = {a.stage: a for actions in schedule.ranks for a in actions if a.kind in BACKWARDS} if reduce else {}
+    far = {stage: _far(plan, stage) for stage in range(plan.num_stages)}
     ranks = tuple(
-        tuple(step for action in actions for step in _around(action, plan, last.get(action.stage)))
+        tuple(step for action in actions for step in _around(action, *far[action.stage], last.get(action.stage)))
         for actions in schedule.ranks
     )
     return replace(plan, ranks=ranks)
 
 
-def _around(action: Action, plan: Schedule, last: Action | None) -> Iterator[Action]:
-    """Yield the action with the messages before and after it, and the stage's REDUCE after its last backward."""
-    kind, stage, micro = action.kind, action.stage, action.micro
+def _far(plan: Schedule, stage: int) -> tuple[list[int], list[int]]:
+    """List the sources and targets of a stage that are on other ranks."""
     sources = [source for source in plan.sources.get(stage, ()) if not plan.local(source, stage)]
-    targets = [target for target in plan.targets.get(stage, ()) if not plan.local(target, stage)]
+    return sources, [target for target in plan.targets.get(stage, ()) if not plan.local(target, stage)]
+
+
+def _around(action: Action, sources: list[int], targets: list[int], last: Action | None) -> list[Action]:
+    """Give the action with the messages before and after it, and the stage's REDUCE after its last backward."""
+    kind, stage, micro = action.kind, action.stage, action.micro
+    steps = [action]
     if kind is Kind.F:
-        yield from (Action(Kind.RECV, stage, micro, source) for source in sources)
-        yield action
-        yield from (Action(Kind.SEND, stage, micro, target) for target in targets)
+        before = [Action(Kind.RECV, stage, micro, source) for source in sources]
+        steps = [*before, action, *(Action(Kind.SEND, stage, micro, target) for target in targets)]
     elif kind is Kind.B or kind is Kind.I:
-        yield from (Action(Kind.RECV_GRAD, stage, micro, target) for target in reversed(targets))
-        yield action
-        yield from (Action(Kind.SEND_GRAD, stage, micro, source) for source in reversed(sources))
-    else:
-        yield action
+        before = [Action(Kind.RECV_GRAD, stage, micro, target) for target in reversed(targets)]
+        steps = [*before, action, *(Action(Kind.SEND_GRAD, stage, micro, source) for source in reversed(sources))]
     if action == last:
-        yield Action(Kind.REDUCE, stage, 0)
+        steps.append(Action(Kind.REDUCE, stage, 0))
+    return steps
