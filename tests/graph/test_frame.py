@@ -59,12 +59,15 @@ def test_values_with_a_dim_more_are_known_by_what_is_done_to_them() -> None:
     assert places("a/2 b/2 c/2", "a/3 b/3 c/3") == [(0, 1), (0, 2), (0, 3)]
 
 
-def test_turns_count_what_comes_whatever_was_recorded() -> None:
+def test_turns_count_the_draws_that_come_whatever_was_recorded() -> None:
     frame = Frame((1, 0), "", {("m", 0): (1, 0)}, [keys("a/2"), keys("b/2")], (4, 0))
     turns = []
-    for key in keys("x/2 a/2"):
-        turns.append(frame.turn)
+    for key in keys("x/2 draw/2 a/2 draw/2"):
+        if key.startswith("draw"):
+            frame.draw()
+            turns.append(frame.turn)
         frame.happened(frame.next_event(key))
     frame.next_module("other")
+    frame.draw()
     turns.append(frame.turn)
     assert turns == [(4, 0, 0, 1), (4, 0, 0, 2), (4, 0, 1, 1)]

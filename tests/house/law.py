@@ -34,6 +34,8 @@ MUTATING = ("collective", "run")
 
 TORCH_WHILE_THINKING = {
     "graph/record.py": "runs the model once to see its calls",
+    "graph/chance.py": "seeds torch's generators, for the recorder and for the stages",
+    "graph/rows.py": "tries on small tensors in which order a call puts the samples",
     "graph/walk.py": "follows the torch calls of a run, for the recorder and for the stages",
     "graph/flops.py": "counts FLOPs where torch dispatches, by torch's own formulas",
     "graph/weights.py": "lists a model's parameters and buffers",

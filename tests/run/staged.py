@@ -53,9 +53,13 @@ def train_whole(
 
 
 def train_staged(
-    model: nn.Module, loss: Loss, batch: Any, samples: int, parts: Split, steps: int = 1, *, clone: Clone = deepcopy
-) -> Trained:
-    """Train one step in stages; the split goes through its written form, as from a plan file."""
+    model: nn.Module, loss: Loss, batch: Any, samples: int, parts: Split, steps: int = 1, *, clone: Clone = deepcopy,
+    first: int = 0,
+) -> Trained:  # fmt: skip
+    """Train one step in stages; the split goes through its written form, as from a plan file.
+
+    The batch is the micro-batch that begins with sample `first`.
+    """
     parts = Split.from_dict(parts.to_dict())
     models = [clone(model) for _ in parts.stages]
     for part, own_model in zip(parts.stages, models, strict=True):
@@ -63,10 +67,10 @@ def train_staged(
         drop_others(own_model, part.parameters)
     stages = [Stage.of(parts, i, m, loss, torch.device("cpu")) for i, m in enumerate(models)]
     for _ in range(steps - 1):
-        _step(stages, batch, samples)
+        _step(stages, batch, samples, first)
         for own_model in models:
             own_model.zero_grad()
-    value = _step(stages, batch, samples)
+    value = _step(stages, batch, samples, first)
     gradients: dict[str, torch.Tensor] = {}
     buffers: dict[str, torch.Tensor] = {}
     for part, own_model in zip(parts.stages, models, strict=True):
@@ -78,12 +82,12 @@ def train_staged(
     return Trained(value.detach(), gradients, buffers)
 
 
-def _step(stages: Sequence[Stage], batch: Any, samples: int) -> torch.Tensor:
+def _step(stages: Sequence[Stage], batch: Any, samples: int, first: int) -> torch.Tensor:
     parts = stages[0].split
     received: list[dict[Any, torch.Tensor]] = [{} for _ in stages]
     answers: dict[str, Any] = {}
     results = []
-    chance = Chance(0, 0, 0, samples) if parts.random else None
+    chance = Chance(0, 0, first, samples) if parts.random else None
     for number, stage in enumerate(stages):
         with seeded(number):  # stages are other processes: nothing but Chance makes them draw alike
             result = stage.run(own(batch), received[number], answers, chance)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from headway.graph.walk import short_name
 
 DRAWS = frozenset(
@@ -35,11 +37,14 @@ DRAWN_IN_PLACE = frozenset(
 DRAWN_WITHOUT_ROWS = frozenset({"rand", "randn", "randint"})
 """Calls that make rows of numbers out of nothing."""
 
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Calls that compute several layers, and drop from what goes from one to the next."""
+
 DRAWN_BY_SAMPLE = frozenset(
-    {*DROPPED_BY_SAMPLE, *DRAWN_WITH_ROWS, *DRAWN_IN_PLACE, *DRAWN_WITHOUT_ROWS}
+    {*DROPPED_BY_SAMPLE, *DRAWN_WITH_ROWS, *DRAWN_IN_PLACE, *DRAWN_WITHOUT_ROWS, *RECURRENT}
     | {"scaled_dot_product_attention", "multi_head_attention_forward"}
 )
-"""All calls of which each sample draws its own numbers, where `sample_dim` finds them."""
+"""All calls of which each sample draws its own numbers, where it is known which are whose (`headway.graph.rows`)."""
 
 
 def sample_dim(shape: Sequence[int], samples: int) -> int | None:
@@ -86,8 +91,18 @@ def is_random(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if name == "multi_head_attention_forward":
         # (query, key, value, embed_dim, heads, in_weight, in_bias, bias_k, bias_v, zero_attn, dropout_p, out_w, out_b)
         return bool(argument(args, kwargs, 10, "dropout_p", 0.0) > 0 and argument(args, kwargs, 13, "training", True))
-    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        floats = [item for item in args if isinstance(item, float)]
-        switches = [item for item in args if isinstance(item, bool)]
-        return bool(floats and floats[0] > 0 and len(switches) > 1 and switches[1])
+    if name in RECURRENT and len(args) == 9:
+        # (..., weights, biases, layers, dropout, training, both directions), and batch_first where it is not packed
+        layers, dropout, training = args[5:8] if isinstance(args[3], tuple | list) else args[4:7]
+        return bool(layers > 1 and dropout > 0 and training)
     return False
+
+
+def seed_torch(number: int) -> None:
+    """Seed torch's own generators: the CPU's, and those of CUDA devices that are in use.
+
+    `torch.manual_seed` notes a stack for each kind of device that is not: 350 us a call, where this takes 1.
+    """
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)

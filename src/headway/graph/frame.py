@@ -78,11 +78,11 @@ class Frame:
 
     With `known` (and `calls`) events are brought into step with the recorded run: a module call by its path and
     occurrence, a torch call by what it is. One that was not recorded stands behind the last that was, a level deeper.
-    Beside that, events are numbered as they come (`turn`): the same under every split.
+    Beside that, random calls are numbered as they come (`turn`): the same under every split, and for all samples.
     """
 
     __slots__ = (
-        "ahead", "answered", "begun", "calls", "count", "events", "extra", "key", "known", "landmark", "modules",
+        "ahead", "answered", "begun", "calls", "count", "draws", "extra", "key", "known", "landmark", "modules",
         "path", "position", "seen", "shift", "strayed", "sure", "told",
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ class Frame:
         self.shift, self.sure = 0, False  # how many dims values have more than recorded, and whether that is sure
         self.strayed = False  # whether it did something else than the recorded run
         self.begun = begun  # the turn at which this call began
-        self.modules = self.events = 0  # calls of modules so far, and events since
+        self.modules = self.draws = 0  # calls of modules so far, and random calls since
         self.seen: dict[str, int] = {}
         self.answered: Answered | None = None  # the last event, if it was a call that was answered at once
         self.told: Answered | None = None  # the last of those that is counted in the numbers above
@@ -113,7 +113,7 @@ class Frame:
         """Place the next module call: at its landmark when it is known, else behind the last event."""
         if self.answered is not None:
             self._catch_up()
-        self.modules, self.events = self.modules + 1, 0
+        self.modules, self.draws = self.modules + 1, 0
         occurrence = self.seen.get(path, 0)
         self.seen[path] = occurrence + 1
         place: tuple[int, int] | None = (self.landmark + 1, 0)
@@ -131,10 +131,16 @@ class Frame:
 
     @property
     def turn(self) -> Position:
-        """Number the next torch call as events come."""
+        """Number the random call that has come."""
         if self.answered is not None:
             self._catch_up()
-        return (*self.begun, self.modules, self.events + 1)
+        return (*self.begun, self.modules, self.draws)
+
+    def draw(self) -> None:
+        """Count a random call that comes."""
+        if self.answered is not None:
+            self._catch_up()
+        self.draws += 1
 
     def next_event(self, key: str = "") -> Position:
         """Say where the next torch call stands: the recorded one, unless `key` says that it is another."""
@@ -199,7 +205,6 @@ class Frame:
 
     def happened(self, position: Position) -> None:
         """Go on to a torch call that `next_event` placed."""
-        self.events += 1
         self._go_to(position)
 
     def _go_to(self, position: Position) -> None:
@@ -232,6 +237,6 @@ class Frame:
                 self.seen[told.path] = told.occurrence + 1
                 self.landmark, self.count = told.position[-2:]
                 self.extra, self.ahead = 0, {}
-                self.modules, self.events = self.modules + 1, 0
+                self.modules, self.draws = self.modules + 1, 0
             else:  # something else was called before, this time
                 self.next_module(told.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -151,6 +152,8 @@ class ModelGraph:
     asked: tuple[str, ...] = ()  # functions whose result's shape only the stage that computes them can tell
     host_draws: tuple[str, ...] = ()  # lines before which, or on which, Python's or numpy's random numbers are drawn
     branches: bool = False  # some value is read, be it of the batch alone: the program may go another way next time
+    rows: Mapping[str, str] = field(default_factory=dict)  # whose numbers are drawn where (`graph.rows.find_rows`)
+    host: tuple[str, ...] = ()  # the same for Python's and numpy's numbers (`graph.host.whose`)
     extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headway.graph.chance import DRAWN_BY_SAMPLE, sample_dim
+from headway.graph.chance import DRAWN_BY_SAMPLE
 from headway.graph.model import Call, Cut, ModelGraph
 from headway.graph.repeat import Block, repeated_blocks
+from headway.graph.rows import drawn
 from headway.units import format_bytes, format_count, format_flops
 
 LARGE = 0.2
@@ -123,14 +124,10 @@ def by_place(calls: Iterable[Call]) -> dict[tuple[str, str], list[Call]]:
 
 
 def by_micro_batch(graph: ModelGraph) -> list[Call]:
-    """List the draws whose numbers depend on how samples are put together: those that are not drawn by sample."""
-
-    def by_sample(call: Call) -> bool:
-        values = call.inputs or call.outputs
-        shape = graph.values[values[0]].shape if values else ()
-        return short(call) in DRAWN_BY_SAMPLE and sample_dim(shape, graph.samples) is not None
-
-    return [call for call in graph.calls if call.random and not by_sample(call)]
+    """List the draws whose numbers depend on how samples are put together: neither by sample nor one for all."""
+    alone = {"all": None, "sample": DRAWN_BY_SAMPLE, "batch": ()}
+    found = ((call, alone[rows.whose]) for call, rows in drawn(graph))
+    return [call for call, functions in found if functions is not None and short(call) not in functions]
 
 
 def changing_buffers(graph: ModelGraph) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from headway.graph.host import Gaps, seed_host
 from headway.graph.model import ModelGraph
 from headway.graph.recorder import Recorder
 from headway.graph.twin import twin_of
@@ -94,6 +95,7 @@ def _record(
         replaced = stack.enter_context(_as_before(model))
         stack.enter_context(torch.random.fork_rng())
         stack.enter_context(torch.enable_grad())
+        recorder.gaps = Gaps(seed_host)  # what is drawn is the same in each record
         stack.callback(recorder.ledger.put_back)
         with ExitStack() as watching:
             watching.enter_context(recorder.saved_hooks)

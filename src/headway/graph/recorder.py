@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -15,8 +16,9 @@ from torch.utils.hooks import BackwardHook
 
 from headway.errors import SplitError
 from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
-from headway.graph.chance import argument, host_state, is_random
+from headway.graph.chance import argument, host_state, is_random, seed_torch
 from headway.graph.flops import FlopCounter, attention_on_meta
+from headway.graph.host import Gaps
 from headway.graph.interception import CHECKPOINT
 from headway.graph.ledger import Ledger, version_of
 from headway.graph.liveness import allowed_cuts, guarded_modules
@@ -75,7 +77,7 @@ class Recorder(Walk):
         self.without_rule: dict[Any, bool] = {}  # calls whose shape cannot be had on meta, by what they took
         self.asked: set[str] = set()  # names of those functions
         self.branches = False
-        self.host_state = host_state()
+        self.gaps: Gaps | None = None  # between calls, in which Python's or numpy's numbers are drawn
         self.host_draws: dict[str, None] = {}  # lines of calls before which Python's or numpy's numbers were drawn
         for leaf in tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
@@ -93,6 +95,7 @@ class Recorder(Walk):
     def on_module(self, position: Position, module: nn.Module, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Note one module call."""
         entry = self._open(position, self.path_of(module), type(module).__name__)
+        self._look_for_draws()
         before = host_state()
         result = run()
         entry.draws = host_state() != before
@@ -167,7 +170,9 @@ class Recorder(Walk):
         versions, shapes = [version_of(t) for t in tensors], [t.shape for t in tensors]
         statistics = {id(t) for t in running_statistics(func, args, kwargs)}
         ledger.saved_now = []
-        before = self.flop_counter.flops
+        before, chance = self.flop_counter.flops, is_random(func, args, kwargs)
+        if chance and not on_meta:
+            seed_torch(crc32(repr(position).encode()))
         inside: dict[int, torch.Tensor] = {}
         with self._inside(inside) if opaque else nullcontext():
             result = self._compute(func, args, kwargs) if on_meta else func(*args, **kwargs)
@@ -183,7 +188,6 @@ class Recorder(Walk):
             ledger.look_again(args[0])
         if asked:
             self.asked.add(function_name(func))
-        chance = is_random(func, args, kwargs)
         self._note(
             position, func, tensors, inputs, made, arguments, flops, parameters, buffers,
             versions, shapes, derived, read or shape_read or asked, chance, statistics,
@@ -192,9 +196,7 @@ class Recorder(Walk):
 
     def _look_for_draws(self) -> tuple[str, ...]:
         """Note whether Python's or numpy's generator was drawn from since the last call, which no mode sees."""
-        now = host_state()
-        if now != self.host_state:
-            self.host_state = now
+        if self.gaps is not None and self.gaps.look():
             self.host_draws.setdefault(user_line())
         return tuple(self.host_draws)
 
@@ -318,8 +320,8 @@ class Recorder(Walk):
             storages=tuple(self.ledger.storage_sizes()), modules=tuple(modules),
             parameters=tuple(self.ledger.parameters), cuts=cuts, refused_cuts=refused, on_meta=not self.compute,
             asked=tuple(sorted(self.asked)), host_draws=self._look_for_draws(),
-            branches=self.branches,
-            extra={"results": tuple(results)},
+            branches=self.branches, host=("? ?",) * len(self.gaps.ends if self.gaps else ()),
+            extra={"results": tuple(results), "host": tuple(self.gaps.ends if self.gaps else ())},
         )  # fmt: skip
 
     def _closed(self, module: _OpenModule) -> ModuleCall:

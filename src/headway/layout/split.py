@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headway.errors import SplitError
@@ -73,6 +73,9 @@ class Split:
     landmarks: tuple[tuple[Position, tuple[str, ...]], ...] = ()  # for frames that matter: the paths called, in order
     calls: tuple[tuple[Position, tuple[str, ...]], ...] = ()  # for those with a border: the torch calls in order
     reading: tuple[str, ...] = ()  # kinds of modules that read values: where one does, others may on another batch
+    drawing: tuple[str, ...] = ()  # kinds of modules that draw random numbers: others of a kind may, on another batch
+    rows: Mapping[str, str] = field(default_factory=dict)  # whose numbers random calls draw (`ModelGraph.rows`)
+    host: tuple[str, ...] = ()  # the same for Python's and numpy's numbers (`ModelGraph.host`)
 
     @property
     def num_stages(self) -> int:
@@ -110,6 +113,9 @@ class Split:
             "reading": list(self.reading),
             "landmarks": [{"frame": position_text(p), "calls": list(paths)} for p, paths in self.landmarks],
             "calls": [{"frame": position_text(p), "rows": list(rows)} for p, rows in self.calls],
+            "drawing": list(self.drawing),
+            "rows": dict(self.rows),
+            "host": list(self.host),
             "stages": [
                 {
                     "start": position_text(part.start),
@@ -175,6 +181,7 @@ class Split:
         return Split(
             parts, tuple(table["state"]), guarded, table["random"], table["reads"],
             tuple(table.get("asked", ())), landmarks, calls, tuple(table.get("reading", ())),
+            tuple(table.get("drawing", ())), dict(table.get("rows", {})), tuple(table.get("host", ())),
         )  # fmt: skip
 
 
@@ -217,6 +224,7 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         for s in range(len(cuts) + 1)
     )
     reading = {call.position[:-2] for call in graph.calls if call.reads_value}
+    drawing = {call.position[:-2] for call in graph.calls if call.random}
     places = [*(part.start for part in parts), *(c.position for out in sends for c in out if c.function != SPARE)]
     guarded = tuple(m.position for m in graph.modules if m.guarded)
     return Split(
@@ -229,6 +237,9 @@ def split(graph: ModelGraph, cuts: Sequence[str]) -> Split:
         landmarks=list_modules(graph, [*guarded, *places], unseen),
         calls=list_calls(graph, places),
         reading=tuple(sorted({m.kind for m in graph.modules if m.position in reading})),
+        drawing=tuple(sorted({m.kind for m in graph.modules if m.position in drawing})),
+        rows=graph.rows,
+        host=graph.host,
     )
 
 

@@ -106,7 +106,7 @@ def _draws(graph: ModelGraph) -> Iterator[str]:
     others = "micro-batches of other sizes draw other numbers"
     for (where, function), calls in by_place(by_micro_batch(graph)).items():
         yield f"{where}  {function} draws for a whole micro-batch: {others}{_inside(calls)}"
-    for where in graph.host_draws:
+    for where in graph.host_draws if "?" in " ".join(graph.host) else ():
         yield f"{where}  Python's or numpy's random numbers are drawn here or shortly before: {others}"
 
 

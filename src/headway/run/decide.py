@@ -20,6 +20,7 @@ from headway.cost.model import Times, estimate_times
 from headway.errors import BatchError, PlanError, SplitError
 from headway.graph.model import Cut, ModelGraph
 from headway.graph.record import record_run
+from headway.graph.rows import with_owners
 from headway.journal import Journal
 from headway.launch.identity import Identity, describe, identify
 from headway.launch.plan_only import PlanDone
@@ -205,13 +206,28 @@ def _this_machine(identity: Identity, world: World, cache: Path) -> Cluster:
 def _recorder(model: nn.Module, loss: Loss, batch: Any) -> Callable[[int], ModelGraph]:
     """Give a function that records the program for a number of samples of the batch, each once."""
     known: dict[int, ModelGraph] = {}
+    others: dict[int | None, ModelGraph | None] = {}
+
+    def recorded(samples: int) -> ModelGraph:
+        run = record_run(model, loss, cut(batch, 0, samples), samples=samples)
+        _check_loss(run.result, samples)
+        return run.graph
 
     def graph_at(samples: int) -> ModelGraph:
         if samples not in known:
-            run = record_run(model, loss, cut(batch, 0, samples), samples=samples)
-            _check_loss(run.result, samples)
-            known[samples] = run.graph
+            graph = recorded(samples)
+            known[samples] = graph if not graph.random else with_owners(graph, beside(samples))
         return known[samples]
+
+    def beside(samples: int) -> ModelGraph | None:
+        """Record with another number of samples, to see which random numbers are whose; None: it cannot be done."""
+        few = next((few for few in (2, 3, 1) if few != samples and few <= num_samples(batch)), None)
+        if few not in others:
+            try:
+                others[few] = None if few is None else recorded(few)
+            except Exception:  # a batch norm does not take one sample, say: the shapes of one record are to tell
+                others[few] = None
+        return others[few]
 
     return graph_at
 

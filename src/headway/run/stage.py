@@ -15,8 +15,10 @@ from headway.errors import SplitError
 from headway.graph.frame import Calls, Landmarks, number_modules
 from headway.graph.interception import INTERCEPTION
 from headway.graph.model import Position, position_text
-from headway.graph.walk import module_paths, tensors_of
+from headway.graph.rows import Rows, rows_at
+from headway.graph.walk import module_paths, short_name, tensors_of
 from headway.layout.split import Split
+from headway.run.drawing import DrawingWalk
 from headway.run.outputs import Program
 from headway.run.passing import borders, frames_around, unlearn
 from headway.run.randomness import Chance
@@ -52,11 +54,12 @@ class Stage:
     borders: frozenset[Position] = frozenset()  # those of them that need not be, once it is seen what crosses there
     landmarks: Landmarks = field(default_factory=dict, compare=False)
     calls: Calls = field(default_factory=dict, compare=False)
-    followed: frozenset[int] = frozenset()  # ids of modules with one in them that may read a value
+    followed: frozenset[int] = frozenset()  # ids of modules with one in them that may read a value, or draw numbers
     lacking: frozenset[int] = frozenset()  # ids of modules with weights in them that this stage does not have
     paths: dict[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
     known: dict[Position, Known] = field(default_factory=dict, compare=False)  # and those of the last time
+    drawn: dict[Any, Rows | None] = field(default_factory=dict, compare=False)  # whose numbers random calls draw
 
     @staticmethod
     def of(
@@ -78,7 +81,7 @@ class Stage:
         landmarks = {position: number_modules(paths) for position, paths in split.landmarks}
         calls = {position: tuple(tuple(row.split(" ")) for row in rows) for position, rows in split.calls}
         parameters = {id(p): name for name, p in model.named_parameters()}
-        kinds = set(split.reading)
+        kinds = {*split.reading, *split.drawing}
         followed = frozenset(
             id(module)
             for module in model.modules()
@@ -118,11 +121,9 @@ class Stage:
         if self.whole and program is None:
             with around:
                 return StageResult({}, {}, self.loss(self.model, batch))
-        walk = StageWalk(self, received, answers, chance, program)
+        walk = (DrawingWalk if self.split.random else StageWalk)(self, received, answers, chance, program)
         call = self.loss if program is None else program.call
         output = None
-        if chance is not None and self.split.random:
-            chance.begin()
         before = [(module, name, module._buffers.get(name)) for module, name, mine in self.buffers if not mine]
         try:
             with around, walk:
@@ -147,6 +148,13 @@ class Stage:
         result = StageResult(walk.made, {**answers, **walk.answers}, output, walk.captured)
         vars(walk).clear()  # its parts know each other, and would keep what crosses until Python looks for such circles
         return result
+
+    def rows(self, path: str, turn: Position, func: Any) -> Rows | None:
+        """Say whose numbers a random call draws, as far as that was seen when the program was recorded."""
+        key = (path, turn, func)
+        if key not in self.drawn:
+            self.drawn[key] = rows_at(self.split.rows, path, turn, short_name(func))
+        return self.drawn[key]
 
     def error(self, fact: str, place: str | None = None) -> SplitError:
         """Say what went wrong in this stage."""

@@ -42,6 +42,7 @@ class StageWalk(Walk):
         program: Program | None,
     ) -> None:  # fmt: skip
         super().__init__(stage.paths, stage.landmarks, stage.calls, stage.parameters, stage.model)
+        self.order: list[int] | None = None  # of the sequences that an LSTM takes packed by their length
         self.capture, self.captured = program is not None, None
         part = stage.split.stages[stage.index]
         self.stage, self.part, self.chance = stage, part, chance
@@ -113,9 +114,7 @@ class StageWalk(Walk):
         stage, chance, path, begun = self.stage, self.chance, self.module_path, self.frames[-1].begun
 
         def once_more(*args: Any, **kwargs: Any) -> Any:
-            with Repeat(
-                stage.paths, stage.landmarks, stage.calls, stage.parameters, stage.keep, chance, position, path, begun
-            ):
+            with Repeat(stage, chance, position, path, begun):
                 return run(*args, **kwargs)
 
         return once_more
@@ -201,7 +200,8 @@ class StageWalk(Walk):
         self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], turn: Position | None = None
     ) -> Any:
         if self.chance is not None and is_random(func, args, kwargs):
-            result = self.chance.call(turn or self.frames[-1].turn, func, args, kwargs)
+            rows = None if turn else self.stage.rows(self.module_path, self.frames[-1].turn, func)
+            result = self.chance.call(turn or self.frames[-1].turn, func, args, kwargs, rows, self.order)
         else:
             result = func(*args, **kwargs)
         if self.alive.spares:
