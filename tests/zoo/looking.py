@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -52,6 +53,15 @@ def takes_double(family: Family) -> bool:
     try:
         model, loss, batch = built(family, 0, double=True)
         loss(model, batch)
+    except Exception:
+        return False
+    return True
+
+
+def is_copied(model: nn.Module) -> bool:
+    """Say whether a model can be copied: not one with a weight made of others, as torch's old weight_norm has it."""
+    try:
+        copy.deepcopy(model)
     except Exception:
         return False
     return True
@@ -143,9 +153,9 @@ def look_at(family: Family, name: str) -> Iterator[tuple[str, Look]]:
         model, loss, batch = built(family, 0, double=False)
     yield "built", Look()
     second = built(family, 5, double=double)[2]
-    # Keras gives each copy other names, so each copy is built like the first
-    again = (lambda _: built(family, 0, double=double)[0]) if "keras" in name else None
-    options: dict[str, Any] = {"clone": again} if again else {}
+    # Keras gives each copy other names, and some modules cannot be copied: then each copy is built like the first
+    again = "keras" in name or not is_copied(model)
+    options: dict[str, Any] = {"clone": lambda _: built(family, 0, double=double)[0]} if again else {}
     graph = record(model, loss, batch)
     yield "recorded", Look(graph)
     draw = random.Random(name)

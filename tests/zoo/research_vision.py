@@ -196,7 +196,7 @@ def styled() -> Any:
             return F.softplus(-self.judge(x)).mean() + (size - mean).square().mean()
 
     model = Style()
-    model.judge(torch.zeros(1, 6, 12, 12))
+    model.judge(torch.zeros(1, 6, 13, 13))
     return model, own, r(3, 4)
 
 
@@ -228,30 +228,23 @@ def perceptual() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.net, self.judge = convs(3, 6, 6, 3), convs(3, 6, 6, 6).requires_grad_(False)
-            self.features: dict[str, torch.Tensor] = {}
-            for name, layer in self.judge.named_children():
-                layer.register_forward_hook(self.keep(name))
+            for layer in self.judge:
+                layer.register_forward_hook(lambda module, args, out: vars(module).update(seen=[out]))
 
-        def keep(self, name: str) -> Any:
-            def hook(module: nn.Module, args: Any, out: torch.Tensor) -> None:
-                self.features[name] = out
-
-            return hook
+        def features(self, x: torch.Tensor) -> list[torch.Tensor]:
+            self.judge(x)
+            return [layer.seen.pop() for layer in self.judge]  # type: ignore[operator, union-attr]
 
         def forward(self, x: torch.Tensor, style: torch.Tensor) -> torch.Tensor:
             def gram(f: torch.Tensor) -> torch.Tensor:
                 return torch.einsum("bchw,bdhw->bcd", f, f) / f[0].numel()
 
-            y = self.net(x)
             with torch.no_grad():
-                self.judge(style)
-                want = {n: gram(f) for n, f in self.features.items()}
-                self.judge(x)
-                like = self.features["1"]
-            self.judge(y)
-            return F.mse_loss(self.features["1"], like) + sum(
-                F.mse_loss(gram(f), want[n]) for n, f in self.features.items()
-            )
+                want = [gram(f) for f in self.features(style)]
+                like = self.features(x)[1]
+            made = self.features(self.net(x))
+            styles = (F.mse_loss(gram(f), g) for f, g in zip(made, want, strict=True))
+            return F.mse_loss(made[1], like) + sum(styles)
 
     return Content(), lambda m, b: m(*b), (r(2, 3, 6, 6), r(2, 3, 6, 6))
 

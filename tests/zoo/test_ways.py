@@ -151,3 +151,21 @@ def test_absent_weights_are_refused_in_a_module_that_runs_unseen(frozen: bool) -
     model[0][0].weight = nn.Parameter(model[0][0].weight.to("meta"))
     with pytest.raises(SplitError, match=r"0\.0\.weight"):
         Stage.of(parts, 0, model, square, torch.device("cpu")).run(torch.randn(2, 3), {}, {})
+
+
+class Queue(nn.Module):
+    """Takes places from a list of best ones, by which it then goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.body = nn.Linear(3, 1), nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order, total = self.score(x).squeeze(-1).argsort().tolist(), x.new_zeros(())
+        for layer in self.body:
+            total = total + layer(x[order.pop(0)]).tanh().sum()
+        return total + self.score(x[order]).sum()
+
+
+def test_a_list_that_was_read_is_the_programs_own() -> None:
+    check(Queue(), lambda m, b: m(b), r(5, 3), r(5, 3))

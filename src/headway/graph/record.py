@@ -111,6 +111,13 @@ def _record(
 def _as_before(model: nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor]]]:
     """Put buffers, attributes and generators of random numbers back; tells which buffers were replaced by others."""
     attributes = [(module, dict(vars(module))) for module in model.modules()]
+    own = vars(nn.Module()).keys()
+    boxes = [
+        (box, box.copy())
+        for _, table in attributes
+        for name, box in table.items()
+        if type(box) in (dict, list) and name not in own
+    ]
     trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     buffers = [(name, module, dict(module._buffers)) for name, module in model.named_modules() if module._buffers]
     contents = [(b, b.clone()) for b in state_of(model).values() if not b.is_meta]
@@ -142,12 +149,20 @@ def _as_before(model: nn.Module) -> Iterator[Callable[[], dict[str, torch.Tensor
                     now[name] = before[name]
                 else:
                     del now[name]
+        for box, content in boxes:
+            if _holds_made(box):
+                _fill(box, content)
         with torch.no_grad():
             for buffer, content in contents:
                 buffer.copy_(content)
         random.setstate(python_state)
         if numpy and numpy_state is not None:
             numpy.random.set_state(numpy_state)
+
+
+def _fill(box: Any, content: Any) -> None:
+    box.clear()
+    box.update(content) if isinstance(box, dict) else box.extend(content)
 
 
 def _holds_made(value: Any) -> bool:

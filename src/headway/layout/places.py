@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import Any
 
 from headway.graph.frame import NOT_NOTED, call_key
@@ -81,6 +82,13 @@ class Unseen:
     parameters: tuple[str, ...]
 
 
+def _inside(graph: ModelGraph, frame: Position, path: str) -> Position:
+    """Place a module in the call of one that was called, after the call there whose name is most like its own."""
+    calls = [module for module in graph.modules if module.position[:-2] == frame]
+    like = max(calls, key=lambda module: len(commonprefix((module.path, path))), default=None)
+    return (*frame, 0 if like is None else like.position[-2], 0)
+
+
 def find_unseen(graph: ModelGraph) -> list[Unseen]:
     """Place the modules of parameters that no call used (an expert without tokens, a layer that was left out).
 
@@ -104,12 +112,12 @@ def find_unseen(graph: ModelGraph) -> list[Unseen]:
             continue
         path = name.rpartition(".")[0]
         new = name
-        while path and path not in within:
+        while path and path not in within and path not in places:
             path, new = path.rpartition(".")[0], path
         near = within.get(path, [])
         before = [j for j in near if j < i]
         if not near:
-            place: Position = ()
+            place: Position = _inside(graph, places[path][-1], new) if path in places else ()
         else:
             prefix = f"{path}." if path else ""
             relative = names[before[-1] if before else near[0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -186,7 +187,7 @@ class StageWalk(Walk):
         result = self._real(position, func, args, kwargs)
         if self.stage.split.reads:
             if is_read(func, args, kwargs):
-                self.answers[position_text(position)] = result
+                self.answers[position_text(position)] = deepcopy(result)  # the program may change a list that it got
             elif is_shape_read(func, args, kwargs) or function_name(func) in self.stage.split.asked:
                 self.answers[position_text(position)] = shapes_of(result)
         return result
@@ -241,7 +242,7 @@ class StageWalk(Walk):
             with Inside(self._refuse_absent, lambda t: False, bare_twin, self.stage.device):
                 return self.on_call(position, func, args, kwargs)
         if any(map(self.absence.hides, tensors_of((args, kwargs), []))):
-            around = Inside(_ignore, self.absence.hides, bare_twin, self.stage.device)
+            around = Inside(lambda tensor: None, self.absence.hides, bare_twin, self.stage.device)
             return self._call_before(position, func, args, kwargs, around)
         found: list[torch.Tensor] = []
 
@@ -250,7 +251,7 @@ class StageWalk(Walk):
                 found.append(tensor)
             return bool(found) and found[-1] is tensor
 
-        with Inside(_ignore, absent, bare_twin, self.stage.device):
+        with Inside(lambda tensor: None, absent, bare_twin, self.stage.device):
             result = self._call_before(position, func, args, kwargs)
         return map_tensors(result, bare_twin) if found and position not in self.incoming else result
 
@@ -317,7 +318,7 @@ class StageWalk(Walk):
     def _answer(self, position: Position, func: Any) -> Any:
         text = position_text(position)
         if text in self.given_answers:
-            return self.given_answers[text]
+            return deepcopy(self.given_answers[text])
         what = f"{short_name(func)} reads the content of a tensor that an earlier stage computes, and had no answer"
         raise self.stage.error(what, self.module_path or "loss function")
 
@@ -354,7 +355,3 @@ class StageWalk(Walk):
                     self.stand_ins.take(position, result, self.made, self.answers)
                 result = self.alive.result(position, result, self.receive)
         return result
-
-
-def _ignore(tensor: torch.Tensor) -> None:
-    pass
