@@ -49,7 +49,9 @@ def as_refusal(error: Exception) -> HeadwayError:
     if isinstance(error, HeadwayError):
         return error
     if isinstance(error, OSError) and error.strerror:
-        remedy = "free some space, or save elsewhere" if "space" in error.strerror else None
+        remedy = (
+            "free some space, or save elsewhere" if "space" in error.strerror else "a path that all ranks can reach"
+        )
         return CheckpointError(error.strerror, place=str(error.filename or ""), remedy=remedy)
     if isinstance(error, SafetensorError):
         return CheckpointError(str(error))

@@ -168,7 +168,7 @@ class _Search:
             stages = order.stages(rank)
             beyond = found.memory[rank] - sum(own[stage] for stage in stages)
             for stage in stages:
-                limits[stage] = (memory - beyond) / len(stages)
+                limits[stage] = max(0.0, (memory - beyond) / len(stages))
         return limits
 
     def leanest(self) -> tuple[str, ...]:

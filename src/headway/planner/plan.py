@@ -160,9 +160,10 @@ class Plan:
         try:
             values = tomllib.loads(Path(path).read_text())
         except OSError as error:
-            raise PlanError(f"no plan can be read: {error.strerror}", place=str(path)) from error
+            remedy = "plan.save(path) writes one, and so does headway plan script.py --save path"
+            raise PlanError(f"no plan can be read: {error.strerror}", place=str(path), remedy=remedy) from error
         except tomllib.TOMLDecodeError as error:
-            raise PlanError(f"the plan file is not TOML: {error}", place=str(path)) from error
+            raise PlanError(f"the plan file is not TOML: {error}", place=str(path), remedy="save it again") from error
         try:
             return _from_plain(values)
         except PlanError as error:

@@ -59,6 +59,8 @@ def leaf_text(place: str, leaf: Any) -> str:
     """Describe a leaf of a batch: "batch['x']: float32 [8, 3, 32, 32]"; `Shared` ones hold a tensor."""
     tensor = getattr(leaf, "tensor", leaf)
     if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
+        if isinstance(leaf, list | tuple):
+            return f"{place}: {len(leaf)} texts"
         return f"{place}: {type(leaf).__name__}, given to every micro-batch"
     shape = ", ".join(map(str, tensor.shape))
     shared = "" if tensor is leaf else ", shared by all samples"

@@ -30,6 +30,7 @@ from headway.planner.advise import Advice
 from headway.planner.plan import Plan
 from headway.planner.search import search
 from headway.report.check import Checked, leaf_text, tried_text
+from headway.run.arguments import check_plan, check_planned
 from headway.run.microbatch import Mean, batch_leaves, cut, num_samples, read_loss
 from headway.run.verify import verify_split
 from headway.run.weighing import Weighing, weigh
@@ -60,6 +61,7 @@ def plan(
     Raises PlanError when nothing fits or a fixed value cannot be used, BatchError for a batch that cannot be shared
     out, TypeError when the loss is not a scalar, SplitError when the division does not reproduce the model.
     """
+    check_planned(model, loss, cluster=cluster, optimizer=optimizer, fixed=fixed)
     identity = identify()
     request = identity.plan_only
     if request is not None and request.check:
@@ -68,6 +70,10 @@ def plan(
         cluster = request.cluster or cluster
         fixed = {**(fixed or {}), **request.fixed}
     samples = num_samples(batch)
+    if not samples:
+        raise BatchError(
+            "the batch has no samples", place="headway.plan(model, loss, batch)", remedy="one global batch"
+        )
     states = optimizer_states(optimizer)
     if cluster is not None:
         there = Cluster(cluster) if isinstance(cluster, str) else cluster
@@ -92,6 +98,8 @@ def advise(model: nn.Module, loss: Loss, batch: Any, plan: Plan) -> list[Advice]
     `batch` is one global batch, as for `plan`; the program is recorded for the plan's micro-batch, on the cluster that
     the plan is for. Nothing is changed: what would change the training itself is only ever offered.
     """
+    check_planned(model, loss, optimizer=torch.optim.AdamW)
+    check_plan(plan)
     graph = _recorder(model, loss, batch)(min(plan.micro_batch, num_samples(batch)))
     machine = plan.made_for.cluster if plan.made_for else f"{plan.size}xcpu"
     return rules.advise(graph, plan, Cluster(f"{machine}:{plan.device_memory}B" if plan.device_memory else machine))
@@ -240,9 +248,9 @@ def _check_loss(result: Any, samples: int) -> None:
     read_loss(value if not isinstance(value, torch.Tensor) else torch.zeros(value.shape), samples)
 
 
-def takes_slices(optimizer: type[torch.optim.Optimizer]) -> bool:
+def takes_slices(optimizer: Any) -> bool:
     """Tell whether an optimizer works on slices of parameters (DTensor), as far as is known: Adafactor does not."""
-    return optimizer.__name__ not in ("Adafactor", "Muon")
+    return _kind(optimizer) not in ("Adafactor", "Muon")
 
 
 def optimizer_states(optimizer: Any) -> int:
@@ -250,9 +258,14 @@ def optimizer_states(optimizer: Any) -> int:
 
     Known by name; one that is not known counts as two, as Adam has.
     """
-    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     known = {"SGD": 1, "Adagrad": 1, "RMSprop": 1, "Adafactor": 0, "Lion": 1, "Muon": 1, "ASGD": 1, "Rprop": 2}
-    return known.get(kind.__name__, 2)
+    return known.get(_kind(optimizer), 2)
+
+
+def _kind(optimizer: Any) -> str:
+    """Name the class of an optimizer: of itself, of an object of it, or of a `functools.partial` that makes one."""
+    kind = getattr(optimizer, "func", optimizer)
+    return str(getattr(kind if callable(kind) else type(kind), "__name__", ""))
 
 
 def _verify(

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from headway.collective.channel import Channel, Signature, signature_of
 from headway.collective.world import World
+from headway.errors import HeadwayError
 from headway.layout.split import Crossing, Split
 from headway.run.apart import Apart, Later
 from headway.run.failure import in_place
@@ -245,6 +246,13 @@ class Step:
                     self.outputs[micro] = result.captured
             elif self.wires.split.stages[stage].end is None:
                 parts = read_loss(result.output, self.sizes[micro], self.whole)
+                if torch.is_grad_enabled() and parts.count and not parts.total.requires_grad:
+                    raise HeadwayError(
+                        "nothing can be learned from this loss: it needs no gradient",
+                        place="what the loss function returned",
+                        remedy="parameters that require gradients, and no detach(), item() or torch.no_grad() between "
+                        "them and the loss",
+                    )
                 done.loss = parts.total
                 self.losses.append(LossParts(parts.total.detach(), parts.count, parts.metrics))
                 done.result = StageResult(result.sends, result.answers)

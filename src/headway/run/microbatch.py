@@ -32,6 +32,10 @@ class Shared:
 
     tensor: torch.Tensor
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tensor, torch.Tensor):
+            raise TypeError(f"Shared takes a tensor, not a {type(self.tensor).__name__}")
+
 
 @dataclass(frozen=True)
 class Share:
@@ -60,7 +64,7 @@ def map_leaves(batch: Any, change: Callable[[str, Any], Any], path: str = "batch
     """Rebuild a batch with each leaf changed; `change` gets the leaf's place ("batch['x'][0]") and the leaf.
 
     Besides the containers that torch knows, mappings of other kinds (`transformers.BatchEncoding`) and dataclasses
-    are gone into.
+    are gone into. A list of texts is one leaf: loaders make one of the texts of their samples.
     """
 
     def visit(key_path: Any, leaf: Any) -> Any:
@@ -76,7 +80,11 @@ def map_leaves(batch: Any, change: Callable[[str, Any], Any], path: str = "batch
             return dataclasses.replace(leaf, **parts)
         return change(place, leaf)
 
-    return tree_map_with_path(visit, batch)
+    return tree_map_with_path(visit, batch, is_leaf=_is_texts)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str | bytes) for item in value)
 
 
 def batch_leaves(batch: Any) -> dict[str, Any]:
@@ -96,11 +104,17 @@ def num_samples(batch: Any) -> int:
 
     Raises BatchError naming the leaf whose dim 0 is another, or a batch without any tensor that is cut.
     """
+    leaves = batch_leaves(batch)
     lengths = {
-        place: leaf.shape[0] if leaf.dim() else None
-        for place, leaf in batch_leaves(batch).items()
-        if isinstance(leaf, torch.Tensor)
+        place: leaf.shape[0] if leaf.dim() else None for place, leaf in leaves.items() if isinstance(leaf, torch.Tensor)
     }
+    for place, leaf in leaves.items():
+        if not isinstance(leaf, torch.Tensor) and hasattr(leaf, "shape") and len(leaf.shape):
+            raise BatchError(
+                f"{place} is a {type(leaf).__module__}.{type(leaf).__name__}, and only tensors are cut into shares",
+                place=f"{place}: shape {list(leaf.shape)}",
+                remedy=f"torch.as_tensor({place})",
+            )
     sized = Counter(length for length in lengths.values() if length is not None)
     if not sized:
         raise BatchError(
@@ -132,11 +146,16 @@ def num_tokens(batch: Any, total: int) -> int | None:
 
 
 def cut(batch: Any, start: int, stop: int, *, keep_shared: bool = False) -> Any:
-    """Take samples [start, stop) of a batch as views; `Shared` leaves give their tensor, or stay as they are."""
+    """Take samples [start, stop) of a batch as views; `Shared` leaves give their tensor, or stay as they are.
+
+    A list of as many texts as there are samples is cut too; what else is no tensor goes to all.
+    """
 
     def part(place: str, leaf: Any) -> Any:
         if isinstance(leaf, Shared):
             return leaf if keep_shared else leaf.tensor
+        if _is_texts(leaf) and len(leaf) == num_samples(batch):
+            return leaf[start:stop]
         return leaf[start:stop] if isinstance(leaf, torch.Tensor) else leaf
 
     return map_leaves(batch, part)
@@ -190,6 +209,8 @@ def _total_and_count(value: Any, samples: int, what: str) -> tuple[Any, float]:
             raise TypeError(f"{what} returned a Mean whose total has shape {list(total.shape)}, not a scalar")
         return total, float(value.count)
     if isinstance(value, torch.Tensor):
+        if value.is_complex():
+            raise TypeError(f"{what} returned a complex number\n  Try: its .abs() or .real")
         if value.dim():  # [1] too: for one sample a loss that is not reduced at all looks like that
             raise TypeError(
                 f"{what} returned a tensor of shape {list(value.shape)}, not a scalar\n"

@@ -14,8 +14,10 @@ from headway.collective.world import DEADLINE, World
 from headway.errors import HeadwayError, PlanError
 from headway.launch.identity import identify
 from headway.layout.mesh import Mesh
+from headway.planner.explain import count
 from headway.planner.plan import Plan
 from headway.run.apart import Apart
+from headway.run.arguments import check_parallelized
 from headway.run.buffers import Before, agree
 from headway.run.exchange import Exchange, Told
 from headway.run.execute import Step, Wires
@@ -30,6 +32,7 @@ from headway.run.randomness import Chance, same_generators, seeded
 from headway.run.sharing import Sharing
 from headway.run.stage import Stage
 from headway.run.structure import Structure
+from headway.run.surface import Surface
 from headway.schedule.timeline import Timeline
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -41,30 +44,31 @@ def parallelize(model: nn.Module, loss: Loss, plan: Plan) -> ParallelModel:
     Every rank calls it. Parameters that this rank does not hold are let go. Make the optimizer afterwards, from
     `parameters()` of what is returned. Raises PlanError when the plan is for another model or number of processes.
     """
+    check_parallelized(model, loss, plan)
     identity = identify()
     world = World.start(identity, deadline=identity.deadline or DEADLINE)
     return ParallelModel(model, loss, plan, world, identity.run_directory)
 
 
-class ParallelModel(nn.Module):
+class ParallelModel(Surface):
     """A model that trains as one process would, on many. Made by `parallelize`.
 
     `metrics` and `timeline` are those of the last `forward_backward` or `evaluate`, the same on every rank. `seed` and
     `steps_done` are what the random numbers of the next step follow from, whatever the plan; a resumed run sets them.
     """
 
-    module: nn.Module
     _narrator: Narrator
-    _nothing: nn.Parameter
 
     def __init__(
         self, model: nn.Module, loss: Loss, plan: Plan, world: World, run_directory: Path | None = None
     ) -> None:
         super().__init__()
-        if plan.size != world.size or plan.split is None:
+        check_parallelized(model, loss, plan)
+        assert plan.split is not None
+        if plan.size != world.size:
             raise PlanError(
-                f"the plan is for {plan.size} processes ({plan.data} copies x {plan.pipeline} ranks), "
-                f"this job has {world.size}",
+                f"the plan is for {count(plan.size, 'process', 'processes')} ({plan.data} x {plan.pipeline}: copies x "
+                f"ranks of each), this job has {world.size}",
                 remedy=f"headway run -n {plan.size}, or plan again on {world.size}",
             )
         check_parameters(model, plan)
@@ -191,29 +195,6 @@ class ParallelModel(nn.Module):
         return gather_outputs(self.world, self._pipeline_group, self._data_group, step.outputs, step.sizes)
 
     # state
-
-    def train(self, mode: bool = True) -> ParallelModel:
-        """Switch between training and evaluation (dropout, batch norm), as for any module."""
-        self.training = mode
-        self.module.train(mode)
-        return self
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters under the model's own names; with a plan's `shard`, those that it updates."""
-        for name, parameter in self._held.items():
-            yield (f"{prefix}.{name}" if prefix else name), parameter
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield this rank's parameters; an empty one where a stage has none, which optimizers refuse."""
-        yield from self._held.values() or (self._nothing,)
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the model's buffers; those that the program changes are right on the stage that changes them."""
-        yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
         """Return the full state of the undivided model, original names, on the CPU. Every rank calls it."""
