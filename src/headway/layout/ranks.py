@@ -146,10 +146,12 @@ class _Task:
 
 def _descend(task: _Task, cuts: Places) -> Places:
     """Move cuts, each time those that help the most, for as long as it helps."""
+    moves = _moves(len(cuts), int(cuts[-1]))
     scale = np.maximum(task.costs(cuts), np.finfo(np.float64).tiny)
     best = np.round(task.costs(cuts) / scale, DIGITS)
     while True:
-        others = np.concatenate([_one_moved(cuts), _two_moved(cuts)])
+        others = cuts + moves
+        others = others[(np.diff(others, axis=1) > 0).all(1)]
         costs = np.round(task.costs(others) / scale, DIGITS)
         order = np.lexsort(costs.T[::-1])
         better = (index for index in order if tuple(costs[index]) < tuple(best))
@@ -159,23 +161,15 @@ def _descend(task: _Task, cuts: Places) -> Places:
         cuts, best = others[found], costs[found]
 
 
-def _one_moved(cuts: Places) -> Places:
-    """List the cuts with one of them elsewhere: by one place, two, four, ..., as far as its neighbours leave it."""
-    steps = [way << power for power in range(int(cuts[-1]).bit_length()) for way in (-1, 1)]
-    return _moved(cuts, [((index, step),) for index in range(1, len(cuts) - 1) for step in steps])
-
-
-def _two_moved(cuts: Places) -> Places:
-    """List the cuts with two of them a little elsewhere."""
-    steps = [step for step in range(-_WINDOW, _WINDOW + 1) if step]
-    pairs = product(combinations(range(1, len(cuts) - 1), 2), product(steps, steps))
-    return _moved(cuts, [((one, here), (two, there)) for (one, two), (here, there) in pairs])
-
-
-def _moved(cuts: Places, moves: Sequence[tuple[tuple[int, int], ...]]) -> Places:
-    """Apply each of the moves, and keep what is still in order."""
-    found = np.tile(cuts, (len(moves), 1))
-    for row, move in enumerate(moves):
+def _moves(count: int, places: int) -> Places:
+    """List moves of `count` cuts, [moves, count]: one by one place, two, four, ...; two together a little."""
+    inner = range(1, count - 1)
+    far = [way << power for power in range(places.bit_length()) for way in (-1, 1)]
+    near = [step for step in range(-_WINDOW, _WINDOW + 1) if step]
+    steps = [((index, step),) for index, step in product(inner, far)]
+    pairs = [((a, here), (b, there)) for (a, b), here, there in product(combinations(inner, 2), near, near)]
+    moves = np.zeros((len(steps) + len(pairs), count), dtype=np.int64)
+    for row, move in enumerate([*steps, *pairs]):
         for index, step in move:
-            found[row, index] += step
-    return found[(np.diff(found, axis=1) > 0).all(1)]
+            moves[row, index] = step
+    return moves
