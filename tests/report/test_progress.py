@@ -70,6 +70,15 @@ def test_the_last_step_of_an_unknown_number_is_printed_at_the_end() -> None:
     assert shown(stream) == ["step 0", "step 9"]
 
 
+def test_a_stream_that_was_closed_meanwhile_is_left_alone() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream=stream, clock=Clock(0.001))
+    for step in range(3):
+        progress.step(step)
+    stream.close()
+    progress.close()
+
+
 def test_time_left_is_steps_left_times_seconds_between_steps() -> None:
     stream = io.StringIO()
     progress = Progress(stream=stream, clock=Clock(3.0))

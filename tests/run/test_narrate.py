@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,18 @@ def test_numbers_from_zero_in_each_pass(tmp_path: Path, capsys: pytest.CaptureFi
             model.log(step, loss=model.forward_backward(batch))
     shown = [text.split()[1] for text in capsys.readouterr().out.splitlines() if text.startswith("step")]
     assert shown == ["1/3", "3/3", "3/3"]
+
+
+def test_a_stream_has_no_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            yield from zip(torch.ones(8, 3), torch.ones(8), strict=True)
+
+    model = parallel(tmp_path)
+    for step, batch in enumerate(model.batches(torch.utils.data.DataLoader(Stream(), 4))):
+        model.log(step, loss=model.forward_backward(batch))
+    assert [done.step for done in steps(tmp_path)] == [0, 1]
+    assert "step 0  loss" in capsys.readouterr().out
 
 
 def test_what_is_evaluated_between_is_not_the_training(tmp_path: Path) -> None:

@@ -90,12 +90,12 @@ class Progress:
 
     def close(self) -> None:
         """Show the last line if it has not been shown, and leave the terminal as it was. May be called twice."""
-        if self._waiting is not None:
+        if self._waiting is not None and not self._stream.closed:  # by whom the script had sent its output to
             if self._live is None:
                 self._print(self._waiting)
             else:
                 self._live.update(self._waiting, refresh=True)
-            self._waiting = None
+        self._waiting = None
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -122,7 +122,7 @@ class ParallelModel(Surface):
         """
         same_generators(self.world)
         if self.training:  # what is evaluated in between is no step
-            self._narrator.expect(len(loader) if isinstance(loader, Sized) else None)
+            self._narrator.expect(_length(loader))
         for batch in loader:
             yield self.share(batch)
 
@@ -327,6 +327,14 @@ class ParallelModel(Surface):
             self._kept.rest()
             for module, training in modes:
                 module.training = training
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    """Count the batches of a loader; None where it does not know: a DataLoader of a stream has a length that raises."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
