@@ -20,7 +20,7 @@ from rounds import example, load, on_ranks
 def main() -> None:
     """Read the command line, run the ranks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--codecs", nargs="+", default=["fp32", "fp16", "int8", "int4", "powersgd"])
+    parser.add_argument("--codecs", nargs="*", default=["fp32", "fp16", "int8", "int4", "powersgd"])
     parser.add_argument("--sync-every", nargs="*", type=int, default=[8, 32], help="steps between syncs, exact ones")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=4)

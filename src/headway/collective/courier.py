@@ -4,9 +4,12 @@
     spread     the owner sends its values to every other rank, as they lie
 
 With owners spread evenly over the ranks, a collect of everything is a reduce-scatter and a spread an all-gather: each
-rank sends and receives (n - 1) / n of all bytes. The owner awaits a piece from every rank before any is sent, so no
-sender waits for its receiver, and adds the pieces in one fixed order. Pieces of about 1 MB follow each other without a
-pause, also from one tensor to the next.
+rank sends and receives (n - 1) / n of all bytes. Pieces of about 1 MB follow each other without a pause, also from one
+tensor to the next; an owner adds them in one fixed order.
+
+Two threads: what comes to this rank, and what goes from it. Gloo's "I am ready to receive" waits in the connection
+behind all that is being sent there, and the other side does not begin before it has it; so many receives are posted
+ahead and few sends at a time. With one queue for both, a link carried one direction at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -26,14 +30,15 @@ from headway.collective.codec import Codec
 from headway.collective.two_shot import LAST_TAG_BASE, TAG_BASES, TAG_SHIFT
 from headway.collective.world import Group, Pending, World
 
-PIECE_BYTES = 2 << 20
-"""Bytes that an owner gets of one piece, over all senders, where they come as they lie."""
+PIECE_BYTES = 1 << 20
+"""Bytes of one piece as it lies, over all senders or all receivers."""
 
 LEAST_PIECE = 1 << 16
 """Values of a piece at least, so that many ranks do not mean many small messages."""
 
-DEPTH = 6
-"""Pieces under way at a time."""
+COMES, GOES = 0, 1
+DEPTHS = (12, 3)
+"""Pieces that are awaited ahead, and that are sent at a time."""
 
 NUMBERS = 1 << TAG_SHIFT
 
@@ -84,6 +89,8 @@ class _Task:
     owner: int
     collect: bool
     awaited: str
+    parts: tuple[torch.Tensor, ...] = ()
+    number: int = 0  # of its first piece
 
 
 @dataclass(eq=False)
@@ -93,6 +100,7 @@ class _Piece:
     delivery: Delivery
     values: torch.Tensor
     coded: bool
+    number: int
     add: bool = False
     coming: list[tuple[Pending, torch.Tensor]] = field(default_factory=list)
     going: list[Pending] = field(default_factory=list)
@@ -102,19 +110,20 @@ class _Piece:
 class Courier:
     """Carries tensors between the ranks of `group`, in the order of `collect` and `spread`, the same on every member.
 
-    `codec` writes float32 on its way to the owner; everything else, and all that is spread, is exact. On the CPU a
-    thread does the work, beside whatever the caller computes.
+    `codec` writes float32 on its way to the owner; everything else, and all that is spread, is exact. On the CPU
+    threads do the work, beside whatever the caller computes; what is collected must be awaited before it is spread.
     """
 
-    def __init__(self, world: World, group: Group, codec: Codec | None = None, *, depth: int = DEPTH) -> None:
+    def __init__(self, world: World, group: Group, codec: Codec | None = None) -> None:
         self._world, self._group = world, group
         self._codec = None if codec is None or codec.exact else codec
-        self._started: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         tag_base = LAST_TAG_BASE - next(group.numbers) % TAG_BASES
-        self._worker = _Worker(world, group, self._codec, self._started, depth, tag_base)
-        self._thread: threading.Thread | None = None
-        # The thread knows the worker only, so that this object goes when its user does, and ends the thread.
-        self._end = weakref.finalize(self, self._started.put, None)
+        self._lanes = [_Worker(world, group, self._codec, depth, tag_base) for depth in DEPTHS]
+        self._threads: dict[int, threading.Thread] = {}
+        self._held: list[_Task] | None = None
+        self._number = 0
+        # The threads know the workers only, so that this object goes when its user does, and ends them.
+        self._end = weakref.finalize(self, _end, [lane.started for lane in self._lanes])
 
     def collect(
         self, values: torch.Tensor, owner: int, awaited: str = "a sum", then: Callable[[], Waited | None] | None = None
@@ -131,8 +140,19 @@ class Courier:
         """Begin to overwrite every other rank's `values` (contiguous [n]) by those of rank number `owner`."""
         return self._start(_Task(Delivery(then), values.detach(), owner, False, awaited))
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Post what comes of the tasks that are begun inside before any of them is sent."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for task in held:
+                self._enqueue(GOES, task)
+
     def close(self) -> None:
-        """End the thread, after what was started."""
+        """End the threads, after what was started."""
         self._end()
 
     def _start(self, task: _Task) -> Delivery:
@@ -145,27 +165,42 @@ class Courier:
             by_collectives(self._world, self._group, self._codec, values, task.owner, task.collect, task.awaited)
             task.delivery.arrive()
         else:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._worker.run, name="courier", daemon=True)
-                self._thread.start()
-            self._started.put(task)
+            # pieces are numbered here, in the order of all ranks' calls; the two lanes go on by themselves
+            task = replace(task, parts=values.split(self._piece(task)), number=self._number)
+            self._number += len(task.parts)
+            task.delivery.pieces_left = len(task.parts)
+            lane = COMES if task.collect == (task.owner == self._group.index) else GOES
+            if lane == GOES and self._held is not None:
+                self._held.append(task)
+            else:
+                self._enqueue(lane, task)
         return task.delivery
+
+    def _enqueue(self, lane: int, task: _Task) -> None:
+        if lane not in self._threads:
+            self._threads[lane] = threading.Thread(target=self._lanes[lane].run, name="courier", daemon=True)
+            self._threads[lane].start()
+        self._lanes[lane].started.put(task)
+
+    def _piece(self, task: _Task) -> int:
+        """Return how many values are in a piece: whole blocks of the codec."""
+        coded = task.collect and self._codec is not None and task.values.dtype == torch.float32
+        block = self._codec.block if coded and self._codec is not None else 1
+        return max(LEAST_PIECE, PIECE_BYTES // task.values.element_size() // (self._group.size - 1) // block * block)
+
+
+def _end(queues: Sequence[queue.SimpleQueue[_Task | None]]) -> None:
+    for started in queues:
+        started.put(None)
 
 
 class _Worker:
-    """What the thread does: keeps `depth` pieces on the wire, oldest first."""
+    """What a thread does: keeps `depth` pieces on the wire, oldest first."""
 
-    def __init__(
-        self,
-        world: World,
-        group: Group,
-        codec: Codec | None,
-        started: queue.SimpleQueue[_Task | None],
-        depth: int,
-        tag_base: int,
-    ) -> None:
+    def __init__(self, world: World, group: Group, codec: Codec | None, depth: int, tag_base: int) -> None:
         assert group.index is not None
-        self._world, self._group, self._codec, self._started = world, group, codec, started
+        self.started: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._world, self._group, self._codec = world, group, codec
         self._depth, self._tag_base, self._me = depth, tag_base, group.index
         # Each rank begins with its successor, so that no receiver is everybody's first.
         self._peers = [(group.index + step) % group.size for step in range(1, group.size)]
@@ -173,7 +208,6 @@ class _Worker:
         self._open: deque[_Piece] = deque()
         self._free: list[torch.Tensor] = []
         self._scratch = torch.empty(0)
-        self._number = 0
         self._last = Delivery()  # what was put on the wire last, at least in part
 
     def run(self) -> None:
@@ -192,7 +226,7 @@ class _Worker:
             delivery.error = error
             delivery.complete.set()
         self._waiting = iter(())
-        while (late := self._started.get()) is not None:
+        while (late := self.started.get()) is not None:
             late.delivery.error = error
             late.delivery.complete.set()
 
@@ -203,25 +237,20 @@ class _Worker:
             if found is not None:
                 return found
             try:
-                task = self._started.get(block=block)
+                task = self.started.get(block=block)
             except queue.Empty:
                 return None
             if task is None:
                 if not block:
-                    self._started.put(None)  # seen again when all is done
+                    self.started.put(None)  # seen again when all is done
                 return None
             self._waiting = self._pieces(task)
 
     def _pieces(self, task: _Task) -> Iterator[_Piece]:
         coded = task.collect and self._codec is not None and task.values.dtype == torch.float32
-        block = self._codec.block if coded and self._codec is not None else 1
-        size = max(LEAST_PIECE, PIECE_BYTES // task.values.element_size() // len(self._peers) // block * block)
-        parts = task.values.split(size) if task.collect else (task.values,)
-        task.delivery.pieces_left = len(parts)
         self._last = task.delivery
-        for values in parts:
-            self._number += 1
-            piece = _Piece(task.delivery, values, coded)
+        for number, values in enumerate(task.parts, task.number):
+            piece = _Piece(task.delivery, values, coded, number)
             (self._collect if task.collect else self._spread)(piece, task)
             yield piece
 
@@ -236,19 +265,19 @@ class _Worker:
             piece.add = True
             for peer in self._peers:
                 buffer = self._buffer(piece, size)
-                piece.coming.append((self._post("recv", buffer, peer, task, "to send its part of"), buffer))
+                piece.coming.append((self._post("recv", buffer, peer, piece, task, "to send its part of"), buffer))
             return
         if piece.coded and self._codec is not None:
             message = self._buffer(piece, size)
             self._codec.encode(piece.values, message, self._scratch)
-        piece.going.append(self._post("send", message, task.owner, task, "to take its part of"))
+        piece.going.append(self._post("send", message, task.owner, piece, task, "to take its part of"))
 
     def _spread(self, piece: _Piece, task: _Task) -> None:
         message = piece.values.view(torch.uint8)
         if task.owner == self._me:
-            piece.going += [self._post("send", message, peer, task, "to take") for peer in self._peers]
+            piece.going += [self._post("send", message, peer, piece, task, "to take") for peer in self._peers]
         else:
-            piece.coming.append((self._post("recv", message, task.owner, task, "to send"), message))
+            piece.coming.append((self._post("recv", message, task.owner, piece, task, "to send"), message))
 
     def _finish(self, piece: _Piece) -> None:
         try:
@@ -285,11 +314,11 @@ class _Worker:
         piece.buffers.append(whole)
         return whole[:size]
 
-    def _post(self, way: str, message: torch.Tensor, peer: int, task: _Task, verb: str) -> Pending:
+    def _post(self, way: str, message: torch.Tensor, peer: int, piece: _Piece, task: _Task, verb: str) -> Pending:
         call: Callable[..., Any] = self._group.handle.send if way == "send" else self._group.handle.recv
         peers = (self._group.ranks[peer],)
         awaited = f"rank {peers[0]} {verb} {task.awaited}"
-        tag = self._tag_base << TAG_SHIFT | self._number % NUMBERS
+        tag = self._tag_base << TAG_SHIFT | piece.number % NUMBERS
         return self._world.begin(lambda: call([message], peer, tag), awaited, peers, message, message=True)
 
 

@@ -46,7 +46,8 @@ class Gather:
     ) -> dist.Work:
         """Begin: this rank's slice lies in its part of `output_tensor` already."""
         parts = output_tensor.view(self.group.size, -1)
-        return Arrival([self.courier.spread(parts[rank], rank, self.awaited) for rank in range(self.group.size)])
+        with self.courier.together():
+            return Arrival([self.courier.spread(parts[rank], rank, self.awaited) for rank in range(self.group.size)])
 
 
 class Sums:
@@ -83,12 +84,13 @@ class Sums:
             then = partial(self.across.start, output_tensor, self.awaited)
         elif self.across is not None and self.kept is None:
             self.kept = output_tensor  # in which the caller adds up those that follow
-        deliveries = [
-            self.courier.collect(output_tensor, rank, self.awaited, then)
-            if rank == me
-            else self.courier.collect(parts[rank], rank, self.awaited)
-            for rank in range(self.group.size)
-        ]
+        with self.courier.together():
+            deliveries = [
+                self.courier.collect(output_tensor, rank, self.awaited, then)
+                if rank == me
+                else self.courier.collect(parts[rank], rank, self.awaited)
+                for rank in range(self.group.size)
+            ]
         self.started.append(deliveries)
         self.under_way.append(deliveries)
         if again:

@@ -90,8 +90,10 @@ class Spread:
         """
         self.settle()
         self.used = []
+        with self._courier.together():
+            for load in self._loads:
+                load.delivery = self._send(load)
         for load in self._loads:
-            load.delivery = self._send(load)
             for slot in load.slots:
                 self._load_of[id(slot.parameter)] = load
                 if type(slot.parameter) is Parameter and slot.name not in at_once:
