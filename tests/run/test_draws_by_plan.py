@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy
@@ -18,7 +19,9 @@ from headway.graph.model import ModelGraph
 from headway.graph.record import record
 from headway.graph.rows import with_owners
 from headway.layout.split import split
+from headway.run.hold import drop_others
 from headway.run.randomness import Chance
+from headway.run.stage import Stage
 from tests.run.staged import Trained, difference, train_staged
 
 SAMPLES, WIDTH = 6, 4
@@ -202,3 +205,22 @@ def test_layers_one_by_one_are_the_layers_together(kind: type[nn.RNNBase]) -> No
         for a, b in zip(torch.utils._pytree.tree_leaves(net(given, states)), got, strict=True):
             if isinstance(a, torch.Tensor):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cut", ["layers.2", "layers.3.1"])
+def test_coins_that_fall_otherwise_in_evaluation(cut: str) -> None:
+    """Without gradients it is not seen by `requires_grad` what a later stage cannot compute by itself."""
+    net = build("layer drop").eval()
+    graph = record(net, loss, piece(data(), 0, 3))
+    whole, parts = split(graph, ()), split(graph, (cut,))
+    models = [deepcopy(net) for _ in parts.stages]
+    for part, model in zip(parts.stages, models, strict=True):
+        drop_others(model, part.parameters)
+    stages = [Stage.of(parts, i, model, loss, torch.device("cpu")) for i, model in enumerate(models)]
+    alone = Stage.of(whole, 0, net, loss, torch.device("cpu"))
+    with torch.no_grad():
+        for seed in range(8):
+            chance = Chance(seed, 0, 0, SAMPLES)
+            want, made = alone.run(data(), {}, {}, chance), stages[0].run(data(), {}, {}, chance)
+            got = stages[1].run(data(), made.sends, made.answers, chance)
+            assert torch.equal(want.output, got.output), seed

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from headway.graph.frame import Frame
@@ -57,7 +58,9 @@ class Alive:
                 continue
             if derived is None:
                 leaves = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
-                derived = any(id(leaf) in self.places or absence.hides(leaf) for leaf in leaves)
+                derived = any(
+                    id(leaf) in self.places or isinstance(leaf, nn.Parameter) or absence.hides(leaf) for leaf in leaves
+                )
             if derived or tensor.requires_grad:
                 self.places[id(tensor)] = (place, number, function, tensor)
 
@@ -79,7 +82,7 @@ class Alive:
             result = tree_map(change, result)
         if self.spares:
             for number, leaf in enumerate(tree_leaves(result)):
-                if isinstance(leaf, torch.Tensor) and not leaf.is_meta and leaf.requires_grad:
+                if isinstance(leaf, torch.Tensor) and not leaf.is_meta and _may_need_gradient(leaf):
                     self.places[id(leaf)] = (position, number, "", leaf)
         return result
 
@@ -111,11 +114,16 @@ class Alive:
         for crossing in self.spares:
             spares[crossing.differentiable].append(crossing)
         for position, output, function, tensor in sorted(found, key=lambda entry: entry[:2], reverse=True):
-            free, own = spares[tensor.requires_grad], id(storage_of(tensor))
+            free, own = spares[_may_need_gradient(tensor)], id(storage_of(tensor))
             if free and own not in memory:  # two views of one memory would be two on the other side
                 memory.add(own)
                 crossing = free.pop(0)
                 made[crossing.key], answers[moved(crossing)] = tensor, (position, output, function)
+
+
+def _may_need_gradient(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor has a gradient, or would have one where gradients are computed."""
+    return tensor.requires_grad or (not torch.is_grad_enabled() and tensor.is_floating_point())
 
 
 def _collect(value: Any, found: dict[int, torch.Tensor], depth: int) -> None:

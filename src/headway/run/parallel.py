@@ -105,7 +105,7 @@ class ParallelModel(Surface):
         self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
         self._structure = Structure.of(model, self._held, sliced=plan.shard == "parameters" and plan.data > 1)
         self.seed = int(world.broadcast_object(torch.initial_seed()))
-        self.steps_done = 0
+        self.steps_done = self._evaluations = 0  # the second since the last step
         self._exchange = Exchange.join(world)
         self._sharing = Sharing(world, plan.data, self._copy, self._data_group)
         self.metrics: Mapping[str, float] = {}
@@ -143,16 +143,15 @@ class ParallelModel(Surface):
         scale = 1.0 / self.plan.global_batch
         self._kept.refresh(training=True)
         self._kept.begin(len(self._orders.sizes(share, share.samples)))
-        chances = self._chances(share)
         with torch.enable_grad(), self._seeding():
-            step, told = self._walk(part, share, train=True, scale=scale, chances=chances)
+            step, told = self._walk(part, share, train=True, scale=scale)
         # totals were scaled by 1 / planned samples, known beforehand; what they should be divided by is known now
         self._kept.reducer.finish(
             self.plan.global_batch / told.count if told.count not in (0, self.plan.global_batch) else 1.0
         )
         agree(self.world, self._data_group, self.module, before)
         self._wires.flush()
-        self.steps_done += 1
+        self.steps_done, self._evaluations = self.steps_done + 1, 0
         self._narrator.end(told, share, num_tokens(part, share.total))
         return self._result(told)
 
@@ -189,7 +188,7 @@ class ParallelModel(Surface):
         part, share = self._sharing.recognise(batch)
         program = program_for(batch, self.plan, next(iter(self._stages.values())).loss)
         with torch.no_grad(), self._evaluating():
-            step = self._begin(part, share, scale=1.0, chances=None, program=program)
+            step = self._begin(part, share, scale=1.0, program=program)
             self._run(step, train=False)
         self._wires.flush()
         return gather_outputs(self.world, self._pipeline_group, self._data_group, step.outputs, step.sizes)
@@ -255,17 +254,14 @@ class ParallelModel(Surface):
 
     # inside
 
-    def _begin(
-        self, part: Any, share: Share, *, scale: float, chances: Sequence[Chance | None] | None, program: Any = None
-    ) -> Step:
+    def _begin(self, part: Any, share: Share, *, scale: float, program: Any = None) -> Step:
         self._renew()
         sizes = self._orders.sizes(share, share.samples)
         moved = part if self.world.device.type == "cpu" else to_device(part, self.world.device)
         pieces = [cut(moved, start, stop) for start, stop in offsets(sizes)]
-        none: Sequence[Chance | None] = [None] * len(sizes)
         return Step(
             stages=self._stages, wires=self._wires, kept=self._kept, micro_batches=pieces, sizes=sizes,
-            chances=none if chances is None else chances, scale=scale, program=program,
+            chances=self._chances(share, sizes), scale=scale, program=program,
             whole=share.total if self.plan.reduction == "sum" else None,
             apart=self._apart if torch.is_grad_enabled() else None,
         )  # fmt: skip
@@ -293,9 +289,8 @@ class ParallelModel(Surface):
         *,
         train: bool,
         scale: float = 1.0,
-        chances: Sequence[Chance | None] | None = None,
     ) -> tuple[Step, Told]:
-        step = self._begin(part, share, scale=scale, chances=chances)
+        step = self._begin(part, share, scale=scale)
         self._run(step, train=train)
         if train:
             self._kept.reducer.launch()
@@ -306,11 +301,12 @@ class ParallelModel(Surface):
         self.metrics, self.timeline = told.metrics, told.timeline
         return torch.tensor(float("nan") if told.loss is None else told.loss, dtype=torch.float64)
 
-    def _chances(self, share: Share) -> list[Chance | None]:
-        if not self.split.random or not self.training:
-            return [None] * len(self._orders.sizes(share, share.samples))
-        sizes = self._orders.sizes(share, share.samples)
-        return [Chance(self.seed, self.steps_done, share.start + start, stop - start) for start, stop in offsets(sizes)]
+    def _chances(self, share: Share, sizes: Sequence[int]) -> list[Chance | None]:
+        """Say what each micro-batch's random numbers follow from; an evaluation has its own, and no step less."""
+        if not self.split.random:
+            return [None] * len(sizes)
+        step = self.steps_done if torch.is_grad_enabled() else f"{self.steps_done}, evaluation {self._evaluations}"
+        return [Chance(self.seed, step, share.start + start, stop - start) for start, stop in offsets(sizes)]
 
     def _seeding(self) -> Any:
         """Keep the global generators as they are: stages draw different numbers, but loaders must not."""
@@ -320,9 +316,11 @@ class ParallelModel(Surface):
     def _evaluating(self) -> Iterator[None]:
         modes = [(module, module.training) for module in self.module.modules()]
         self._kept.refresh(training=False)
+        self._evaluations += 1
         self.module.eval()
         try:
-            yield
+            with self._seeding():
+                yield
         finally:
             self._kept.rest()
             for module, training in modes:
