@@ -77,6 +77,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "graph/recorder.py: _C": "no public function tells whether a transform of torch.func is under way",
     "graph/recorder.py: _functorch": "the module of that function",
     "graph/interception.py: _functorch": "where torch.func's transforms look up what they run",
+    "graph/interception.py: _SingleLevelFunction": "what Function.apply ends in, by whatever name it is called",
     "graph/interception.py: _jvp_with_argnums": "what torch.func's jvp and jacfwd run",
     "graph/interception.py: _vjp_with_argnums": "what its vjp and jacrev run",
     "graph/interception.py: _dynamo": "asks whether anything is compiled, without importing it",

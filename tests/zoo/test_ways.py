@@ -169,3 +169,50 @@ class Queue(nn.Module):
 
 def test_a_list_that_was_read_is_the_programs_own() -> None:
     check(Queue(), lambda m, b: m(b), r(5, 3), r(5, 3))
+
+
+class _Half(torch.autograd.Function):
+    """Gives half of the gradient that its own calls would have."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).tanh()
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
+        return slope / 2
+
+
+half = _Half.apply
+
+
+class Noisy(torch.autograd.Function):
+    """Draws random numbers where no walk looks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
+        return slope
+
+
+def test_a_function_under_another_name_is_one_call() -> None:
+    body = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    check(body, lambda m, x: m[2](half(m[1](half(m[0](x))))).square().mean(), r(2, 3), r(3, 3))
+
+
+def test_what_a_function_draws_is_the_same_on_any_stage() -> None:
+    body = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    check(body, lambda m, x: m[2](Noisy.apply(m[1](m[0](x)))).square().mean(), r(2, 3), r(2, 3))
+
+
+def test_gradients_with_respect_to_the_batch_are_found_where_it_is_not_computed() -> None:
+    """torch.autograd.functional takes gradients of copies of copies of its inputs, and zeros where it finds none."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        hessian = torch.autograd.functional.hessian(lambda point: model(point).sum(), x, create_graph=True)
+        return model(x).square().mean() + hessian.square().sum()
+
+    check(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)), loss, r(2, 2))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from headway.graph.chance import is_random
 from headway.graph.walk import map_tensors, short_name, tensors_of
 
 META = torch.device("meta")
@@ -146,6 +147,7 @@ class Inside(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.seen, self.absent, self.twin, self.device = seen, absent, twin, device
+        self.random = False  # some call inside draws random numbers
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Route one torch call inside (torch's protocol for modes)."""
@@ -156,6 +158,7 @@ class Inside(TorchFunctionMode):
         tensors = tensors_of((args, kwargs), [])
         for tensor in tensors:
             self.seen(tensor)
+        self.random = self.random or is_random(func, args, kwargs)
         if any(t.is_meta or self.absent(t) for t in tensors):
             return call_on_meta(func, args, kwargs, self.twin, self.absent)
         return func(*args, **kwargs)

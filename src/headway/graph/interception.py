@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 from torch._functorch import apis, eager_transforms
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils import checkpoint
 from torch.utils.hooks import BackwardHook
 
@@ -84,7 +84,8 @@ class Interception:
             return
         places = [
             (nn.Module, "__call__", self._module_call(nn.Module.__call__)),
-            (torch.autograd.Function, "apply", self._apply(torch.autograd.Function.__dict__["apply"])),
+            # what Function.apply calls: that one itself may have been given another name before (f = MyFunction.apply)
+            (_SingleLevelFunction, "apply", self._apply()),
             (checkpoint, GENERATOR, self._generator(getattr(checkpoint, GENERATOR))),
             # inside a transform of torch.func tensors are wrapped, so a transformed call is one event
             (apis, "vmap_impl", self._opaque(apis.vmap_impl)),
@@ -99,7 +100,7 @@ class Interception:
             self._replace(owner, name, replacement)
 
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
-        self.originals.append((owner, name, owner.__dict__[name]))
+        self.originals.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, replacement)
 
     def release(self) -> None:
@@ -107,7 +108,10 @@ class Interception:
         self.holders -= 1
         if not self.holders:
             for owner, name, original in self.originals:
-                setattr(owner, name, original)
+                if original is None:
+                    delattr(owner, name)  # it was inherited
+                else:
+                    setattr(owner, name, original)
             self.originals.clear()
 
     def follow(self, walk: Watcher | None) -> Watcher | None:
@@ -126,11 +130,11 @@ class Interception:
 
         return call
 
-    def _apply(self, original: Any) -> Any:
+    def _apply(self) -> Any:
         now = self.now
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            function, walk = original.__get__(None, cls), now.walk
+            function, walk = super(_SingleLevelFunction, cls).apply, now.walk  # type: ignore[misc]
             if walk is None or walk.paused:
                 return function(*args, **kwargs)
             if cls is checkpoint.CheckpointFunction:

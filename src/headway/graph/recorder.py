@@ -174,7 +174,7 @@ class Recorder(Walk):
         if chance and not on_meta:
             seed_torch(crc32(repr(position).encode()))
         inside: dict[int, torch.Tensor] = {}
-        with self._inside(inside) if opaque else nullcontext():
+        with self._inside(inside) if opaque else nullcontext() as within:
             result = self._compute(func, args, kwargs) if on_meta else func(*args, **kwargs)
         flops = self.flop_counter.flops - before
         made = tensors_of(result, [])
@@ -184,10 +184,10 @@ class Recorder(Walk):
             found, held, taken = ledger.classify(list(inside.values()))
             parameters, buffers, inputs = parameters + found, buffers + held, inputs + taken
             derived = derived or bool(found) or any(ledger.is_derived(v) for v in taken)
+        chance = chance or (within is not None and within.random)
         if short_name(func) == "requires_grad_":
             ledger.look_again(args[0])
-        if asked:
-            self.asked.add(function_name(func))
+        self.asked.update((function_name(func),) if asked else ())
         self._note(
             position, func, tensors, inputs, made, arguments, flops, parameters, buffers,
             versions, shapes, derived, read or shape_read or asked, chance, statistics,
@@ -217,6 +217,8 @@ class Recorder(Walk):
         if short_name(func) == "scaled_dot_product_attention":
             return attention_on_meta(self.flop_counter, self.ledger.twin, func, args, kwargs)
         result = call_on_meta(func, args, kwargs, self.ledger.twin, self.ledger.is_hidden)
+        if func is torch.autograd.grad and None in result:
+            raise ValueNeeded("torch.autograd.grad has gone back over calls that were computed, and found nothing")
         # a call may give one of its arguments back: x.float() where x is float already, x.add_(1)
         given = {
             id(self.ledger.twins[id(t)][1]): t for t in tensors_of((args, kwargs), []) if id(t) in self.ledger.twins

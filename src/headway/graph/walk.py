@@ -157,6 +157,7 @@ class Walk(TorchFunctionMode):
         self.landmarks, self.recorded, self.weights = landmarks or {}, recorded or {}, weights or {}
         self.frames = [self.frame((), "", ())]
         self.paused = False
+        self.opaque = False  # the call under way has an inside of its own
         self.outer: Watcher | None = None
 
     # what a subclass decides
@@ -262,7 +263,11 @@ class Walk(TorchFunctionMode):
     def opaque_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Carry out a call as one event, whatever happens inside."""
         with self.pause():
-            return self._event(self.on_opaque, func, args, kwargs)
+            self.opaque = True
+            try:
+                return self._event(self.on_opaque, func, args, kwargs)
+            finally:
+                self.opaque = False
 
     def reentrant_call(self, apply: Any, args: Any) -> Any:
         """Carry out torch.utils.checkpoint's re-entrant function: its inside is followed."""

@@ -90,6 +90,11 @@ class Chance:
         seed_torch(self.number(position) if rows.whose == "all" else self.number(position, self.first))
         return func(*args, **kwargs)
 
+    def inside(self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute a call whose inside is not followed: what it draws is seeded by its place and its first sample."""
+        seed_torch(self.number(position, self.first))
+        return func(*args, **kwargs)
+
     def keep(self, place: object, shape: torch.Size, p: float, like: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Draw which elements stay: ones and zeros of `shape`, scaled by 1 / (1 - p)."""
         mask = torch.empty(shape, dtype=like.dtype, device=like.device)
