@@ -98,6 +98,21 @@ def test_plain_copies_on_hosts_say_when_sharing_out_would_be_faster() -> None:
         assert not [reason for reason in other.reasons if "cross beside the next forward" in reason]
 
 
+def test_each_way_of_sharing_out_has_its_own_codec() -> None:
+    """Where hosts sum before anything crosses, an exact sum may do; with eight owners the link asks for 16 bits."""
+    device = Device("cpu", 1 << 30, 1e10, 1e10, 1e9)
+    found = {}
+    for ranks in (4, 8):
+        cluster = Cluster("2x4xcpu:1GiB", device=device, link_inside=FAST, link_between=Link(1e-6, 3e8))
+        wanted = {"data": 8, "pipeline": 1, "num_micro_batches": 1, "shard": "optimizer", "shard_ranks": ranks}
+        found[ranks] = search(
+            lambda n: chain(n, (256,) * (LAYERS + 1)), times, cluster, global_batch=8, fixed=wanted,
+            codec_work={"fp16": 1e-10, "bf16": 1e-10},
+        )  # fmt: skip
+    assert (found[4].codec, found[8].codec) == ("fp32", "fp16")
+    assert any(reason.startswith("gradients cross as fp16") for reason in found[8].reasons)
+
+
 def test_groups_that_are_asked_for(tmp_path) -> None:  # type: ignore[no-untyped-def]
     made = plan(shard="optimizer", data=4, pipeline=1, shard_ranks=2)
     assert made.shard_ranks == 2 and "shared out among 2 copies at a time, as asked" in made.explain()

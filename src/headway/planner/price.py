@@ -237,7 +237,8 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
     ]
     found = priced(choice, cuts, parts, tuple(final), messages)
     if shares:
-        found = _shared(program, choice, setting, wire, held, reductions, replace(found, stages=tuple(stages)))
+        found = _shared(program, choice, setting, held, reductions, replace(found, stages=tuple(stages)), apart)
+        wire, why = next(wire for wire in setting.wires if wire.codec == found.codec), found.why_codec
     near = neighbours(wire, reductions)
     if near > 1:
         how = f"summed by the {near} ranks of each host first, then across hosts"
@@ -249,19 +250,22 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
 
 
 def _shared(
-    program: Program, choice: Choice, setting: Setting, wire: Wire, held: list[list[str]],
-    reductions: list[Reduction], whole: Priced,
+    program: Program, choice: Choice, setting: Setting, held: list[list[str]], reductions: list[Reduction],
+    whole: Priced, apart: bool,
 ) -> Priced:  # fmt: skip
-    """Price copies that share out: among all of them, or among those of each host; the faster that fits, and why."""
+    """Price copies that share out: among all of them, or among those of each host; the faster that fits, and why.
+
+    Each with the codec that its own messages ask for.
+    """
     device, found = setting.cluster.device, []
     for ranks in ways(choice.data, setting.shard_ranks, reductions):
         divided = divide(program.graph, whole.split, held, ranks, choice.order.placement)
-        way = Sharing(
-            choice.shard, choice.data, ranks, choice.num_micro_batches, setting.optimizer_states, device, wire
-        )  # fmt: skip
-        stages = way.stages(divided, whole.stages, reductions)
+        way = Sharing(choice.shard, choice.data, ranks, choice.num_micro_batches, setting.optimizer_states, device)
+        wire, why = pick(setting.wires, way.reductions(divided, whole.stages, reductions), apart)
+        stages = way.stages(divided, whole.stages, reductions, wire)
         one = priced(choice, whole.cuts, whole.split, tuple(stages), whole.messages)
-        found.append(replace(one, shard_ranks=ranks if ranks < choice.data else None))
+        each = ranks if ranks < choice.data else None
+        found.append(replace(one, shard_ranks=each, codec=wire.codec, why_codec=why))
     best, *others = sorted(found, key=lambda one: (max(0, one.peak - device.memory_bytes), one.seconds))
     return replace(best, why_shared=why_shared(choice.data, best, others[0] if others else None, device.memory_bytes))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -16,7 +17,8 @@ from headway.graph.repeat import repeated_blocks
 from headway.layout.ownership import in_flight_bytes, share_out
 from headway.layout.split import Split
 from headway.planner.estimate import StageEstimate
-from headway.planner.wire import Reduction, Wire
+from headway.planner.route import Route
+from headway.planner.wire import EXACT, Reduction, Wire
 from headway.units import format_bytes, format_seconds
 
 SHARDS: Mapping[str, str] = MappingProxyType(
@@ -124,29 +126,45 @@ class Sharing:
     micro_batches: int
     states: int
     device: Device
-    wire: Wire
 
     def stages(
-        self, divided: Sequence[Divided], stages: Sequence[StageEstimate], reductions: Sequence[Reduction]
+        self, divided: Sequence[Divided], stages: Sequence[StageEstimate], reductions: Sequence[Reduction], wire: Wire
     ) -> list[StageEstimate]:
-        """Return the estimates of stages when their copies share."""
-        way = self._slices if self.shard == "parameters" else self._owners
-        return [way(*each) for each in zip(stages, divided, reductions, strict=True)]
+        """Return the estimates of stages when their copies share, and gradients cross by `wire`."""
+        return [self._stage(*each, wire) for each in zip(stages, divided, reductions, strict=True)]
 
-    def _owners(self, stage: StageEstimate, parts: Divided, reduction: Reduction) -> StageEstimate:
+    def reductions(
+        self, divided: Sequence[Divided], stages: Sequence[StageEstimate], reductions: Sequence[Reduction]
+    ) -> list[Reduction]:
+        """Return what stages reduce, with the seconds that it takes when their copies share."""
+        found: list[Reduction] = []
+        for stage, parts, reduction in zip(stages, divided, reductions, strict=True):
+            rest = reduction.rest - stage.update + self._stage(stage, parts, reduction, EXACT).update
+            cost = partial(self._seconds, stage, parts, reduction)
+            found.append(SharedReduction(**{**vars(reduction), "rest": rest}, cost=cost))
+        return found
+
+    def _seconds(self, stage: StageEstimate, parts: Divided, reduction: Reduction, wire: Wire) -> float:
+        return self._stage(stage, parts, reduction, wire).reduce
+
+    def _stage(self, stage: StageEstimate, parts: Divided, reduction: Reduction, wire: Wire) -> StageEstimate:
+        way = self._slices if self.shard == "parameters" else self._owners
+        return way(stage, parts, reduction, wire)
+
+    def _owners(self, stage: StageEstimate, parts: Divided, reduction: Reduction, wire: Wire) -> StageEstimate:
         """Price owners of whole parameters.
 
         optimizer   to owners: half of an all-reduce, beside the last backward; new values back: the other half, beside
                     the first forward. Memory: states of the fullest owner.
         gradients   to owners after every backward. Memory: gradients of the fullest owner and what is on its way.
         """
-        link, part = self._near(reduction), self._part(reduction)
-        pieces = -(-parts.trainable // reduction.bucket_bytes(self.wire))
+        link, part = self._near(reduction), part_of(reduction, wire)
+        pieces = -(-parts.trainable // reduction.bucket_bytes(wire))
         spread = gather_seconds(parts.trainable, self.ranks, link)
         there = spread * (part if self.ranks == self.copies else 1.0)
         saved = self.states * (parts.trainable - parts.fullest)
-        reduce = reduction.tied + self._work(reduction)
-        reduce += _exposed(there + self._across(reduction, parts), stage.backward, pieces)
+        reduce = reduction.tied + self._work(reduction, wire)
+        reduce += _exposed(there + self._across(parts, reduction.route, part), stage.backward, pieces)
         reduce += _exposed(spread, stage.forward, -(-parts.trainable // SPREAD_BYTES))
         if self.shard == "gradients":
             kept = parts.fullest + in_flight_bytes(parts.trainable)
@@ -160,13 +178,13 @@ class Sharing:
             update_bytes=stage.update_bytes if self.device.is_cpu else parts.fullest,
         )
 
-    def _slices(self, stage: StageEstimate, parts: Divided, reduction: Reduction) -> StageEstimate:
+    def _slices(self, stage: StageEstimate, parts: Divided, reduction: Reduction, wire: Wire) -> StageEstimate:
         """Price slices: gathered for every forward and backward, summed after every backward.
 
         Memory: a slice of everything (of gradients two, one arriving), the blocks that are whole, and twice, values and
         gradients, with their messages, what is in no block.
         """
-        link, part = self._near(reduction), self._part(reduction)
+        link, part = self._near(reduction), part_of(reduction, wire)
         own, held = -(-parts.trainable // self.ranks), -(-parts.parameters // self.ranks)
         gather = gather_seconds(parts.parameters, self.ranks, link)
         sums = gather_seconds(parts.trainable, self.ranks, link) * (part if self.ranks == self.copies else 1.0)
@@ -178,7 +196,7 @@ class Sharing:
             stage,
             reduce=reduction.tied
             + self.micro_batches * (exposed + first)
-            + _exposed(self._across(reduction, parts), stage.backward, pieces),
+            + _exposed(self._across(parts, reduction.route, part), stage.backward, pieces),
             update=update_seconds(own, self.states, self.device),
             static_bytes=stage.static_bytes - saved + min(MESSAGE_BYTES, parts.trainable),
             temporary_bytes=stage.temporary_bytes + BLOCKS_WHOLE * parts.block + 4 * parts.rest,
@@ -192,19 +210,30 @@ class Sharing:
             return route.as_link(coded=False, by_host=False)
         return route.near if route.near is not None and route.neighbours % self.ranks == 0 else route.link
 
-    def _across(self, reduction: Reduction, parts: Divided) -> float:
+    def _across(self, parts: Divided, route: Route, part: float) -> float:
         """Return the seconds of summing over the groups: each host's link carries all its owners' pieces."""
-        groups = self.copies // self.ranks
-        return all_reduce_seconds(parts.trainable * self._part(reduction), groups, reduction.route.link)
+        return all_reduce_seconds(parts.trainable * part, self.copies // self.ranks, route.link)
 
-    def _part(self, reduction: Reduction) -> float:
-        """Return how many of the bytes the codec puts on the wire, as a part."""
-        every = reduction.coded_bytes + reduction.other_bytes
-        return (reduction.coded_bytes * self.wire.part + reduction.other_bytes) / every if every else 1.0
-
-    def _work(self, reduction: Reduction) -> float:
+    def _work(self, reduction: Reduction, wire: Wire) -> float:
         """Return the seconds of the codec's own work: of all that is sent to owners, or of an owner's part."""
-        return self.wire.work * reduction.coded_bytes / (1 if self.ranks == self.copies else self.ranks)
+        return wire.work * reduction.coded_bytes / (1 if self.ranks == self.copies else self.ranks)
+
+
+@dataclass(frozen=True)
+class SharedReduction(Reduction):
+    """What a stage reduces when its copies share something out, which takes what `cost` says of a wire."""
+
+    cost: Callable[[Wire], float] = lambda wire: 0.0
+
+    def seconds(self, wire: Wire) -> float:
+        """Return the seconds that it adds to the step."""
+        return self.cost(wire)
+
+
+def part_of(reduction: Reduction, wire: Wire) -> float:
+    """Return how many of the bytes a codec puts on the wire, as a part."""
+    every = reduction.coded_bytes + reduction.other_bytes
+    return (reduction.coded_bytes * wire.part + reduction.other_bytes) / every if every else 1.0
 
 
 def _exposed(seconds: float, beside: float, pieces: int) -> float:
