@@ -228,8 +228,7 @@ def price(program: Program, choice: Choice, cuts: tuple[str, ...], setting: Sett
         tied = _tied_seconds(graph, holders, part, choice, setting.cluster)
         shapes = float32_shapes(graph, own)
         reductions.append(Reduction(coded, other, route, stage.backward, tied, rest, shapes, setting.sync_every))
-    groups = choice.mesh.groups("data")
-    apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in groups)
+    apart = any(len({setting.cluster.host(rank) for rank in group}) > 1 for group in choice.mesh.groups("data"))
     wire, why = pick(setting.wires, reductions, apart)
     final = [
         replace(s, reduce=r.seconds(wire), static_bytes=s.static_bytes + r.buffer_bytes(wire))
