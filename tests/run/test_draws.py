@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 import headway
 from headway.collective.world import World
 from headway.graph.chance import is_random
+from headway.graph.rows import Rows
 from headway.run.parallel import ParallelModel
 from headway.run.randomness import Chance
 
@@ -136,3 +137,72 @@ def test_training_with_noise_does_not_depend_on_micro_batches() -> None:
         assert losses == pytest.approx(seen[0][0], rel=1e-12)
         for a, b in zip(gradients, seen[0][1], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", ["1", "2", "0::1", "0:2:", "1:2:", "2::1"])
+def test_rows_say_which_numbers_are_whose(text: str) -> None:
+    """Samples lie along any dim, with other things before and behind them in it."""
+    rows = Rows.parse(text)
+    calls: dict[str, tuple[Any, Callable[[torch.Size], tuple[Any, ...]]]] = {
+        "dropout": (F.dropout, lambda shape: (torch.ones(shape), 0.4, True)),
+        "dropout_": (F.dropout, lambda shape: (torch.ones(shape), 0.4, True, True)),
+        "rand": (torch.rand, lambda shape: (shape,)),
+        "normal": (torch.normal, lambda shape: (1.0, 2.0, shape)),
+        "normal_": (torch.Tensor.normal_, lambda shape: (torch.empty(shape),)),
+        "randn_like": (torch.randn_like, lambda shape: (torch.empty(shape),)),
+        "bernoulli": (torch.bernoulli, lambda shape: (torch.full(shape, 0.5),)),
+    }
+    outer, inner = rows.outer or 4, rows.inner or 4
+
+    def draw(name: str, first: int, stop: int) -> torch.Tensor:
+        shape = [8, 8, 8]
+        shape[rows.dim] = outer * (stop - first) * inner
+        func, arguments = calls[name]
+        result = Chance(5, 7, first, stop - first).call((1, 0), func, arguments(torch.Size(shape)), {}, rows)
+        assert list(result.shape) == shape
+        return result.unflatten(rows.dim, (outer, stop - first, inner))  # type: ignore[no-any-return]
+
+    for name in calls:
+        together = draw(name, 0, SAMPLES)
+        parts = [draw(name, a, b) for a, b in ((0, 1), (1, 4), (4, 6))]
+        assert torch.equal(torch.cat(parts, rows.dim + 1), together), name
+        assert together.select(rows.dim + 1, 0).ne(together.select(rows.dim + 1, 1)).any()
+        assert together.select(rows.dim + 1, 0).unique().numel() > 1
+
+
+@pytest.mark.parametrize("parts", [(1, 3), (3, 1), (2, 2)])
+def test_attention_of_windows(parts: tuple[int, int]) -> None:
+    """Several sequences of each sample in one dim, with masks for each and for each head."""
+    outer, inner = parts
+    torch.manual_seed(0)
+    layer, many = nn.MultiheadAttention(8, 2, dropout=0.5).double(), outer * inner
+    x = torch.randn(4, many * SAMPLES, 8, dtype=torch.float64)
+    padding = torch.rand(many * SAMPLES, 4) > 2.0
+    mask = torch.randn(2 * many * SAMPLES, 4, 4, dtype=torch.float64)
+
+    def attend(first: int, stop: int) -> torch.Tensor:
+        def own(tensor: torch.Tensor, dim: int, inside: int = inner) -> torch.Tensor:
+            return (
+                tensor.unflatten(dim, (outer, SAMPLES, inside))
+                .narrow(dim + 1, first, stop - first)
+                .flatten(dim, dim + 2)
+            )
+
+        class Drawn(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is F.multi_head_attention_forward:
+                    rows = Rows("sample", 1) if outer == 1 else Rows("sample", 1, outer)
+                    return Chance(0, 0, first, stop - first).call((0, 1), func, args, kwargs or {}, rows)
+                return func(*args, **(kwargs or {}))
+
+        with Drawn():
+            given = own(x, 1)
+            out, weights = layer(
+                given, given, given, key_padding_mask=own(padding, 0), attn_mask=own(mask, 0, 2 * inner)
+            )
+        sizes = (outer, stop - first, inner)
+        return torch.cat([out.unflatten(1, sizes).flatten(4).movedim(2, 0).flatten(1),
+                          weights.unflatten(0, sizes).movedim(1, 0).flatten(1)], 1)  # fmt: skip
+
+    together = attend(0, SAMPLES)
+    torch.testing.assert_close(torch.cat([attend(0, 2), attend(2, 6)]), together, rtol=1e-9, atol=1e-12)

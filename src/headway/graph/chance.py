@@ -46,6 +46,9 @@ DRAWN_BY_SAMPLE = frozenset(
 )
 """All calls of which each sample draws its own numbers, where it is known which are whose (`headway.graph.rows`)."""
 
+DRAWING = frozenset({*DRAWS, *DROPOUTS, *DRAWN_BY_SAMPLE})
+"""All functions that may draw; what is drawn inside a custom function is not among them."""
+
 
 def sample_dim(shape: Sequence[int], samples: int) -> int | None:
     """Say along which dim of a tensor its samples lie, as far as the shape tells; None where it does not.

@@ -126,7 +126,8 @@ def by_place(calls: Iterable[Call]) -> dict[tuple[str, str], list[Call]]:
 def by_micro_batch(graph: ModelGraph) -> list[Call]:
     """List the draws whose numbers depend on how samples are put together: neither by sample nor one for all."""
     alone = {"all": None, "sample": DRAWN_BY_SAMPLE, "batch": ()}
-    found = ((call, alone[rows.whose]) for call, rows in drawn(graph))
+    kinds = {call.index: alone[rows.whose] for call, rows in drawn(graph)}
+    found = ((call, kinds.get(call.index, ())) for call in graph.calls if call.random)
     return [call for call, functions in found if functions is not None and short(call) not in functions]
 
 

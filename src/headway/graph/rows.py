@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headway.graph.chance import sample_dim
+from headway.graph.chance import DRAWING, sample_dim
 from headway.graph.host import whose
 from headway.graph.model import Call, ModelGraph, Position, Ref, Weight, position_text
 
@@ -106,10 +106,10 @@ def find_rows(graph: ModelGraph, other: ModelGraph) -> dict[str, str]:
 
 
 def turns(graph: ModelGraph) -> Iterator[tuple[Call, Position]]:
-    """Yield the random calls with their turns, as `Frame.turn` numbers them."""
+    """Yield the random calls with their turns, as `Frame.turn` numbers them; not those that draw inside."""
     counts: Counter[Position] = Counter()
     for call in graph.calls:
-        if call.random:
+        if call.random and call.function.rpartition(".")[2] in DRAWING:
             counts[call.position[:-1]] += 1
             yield call, (*call.position[:-1], counts[call.position[:-1]])
 

@@ -60,6 +60,7 @@ def by_sample(
         return None
     first, dim = tensors[0], rows.dim
     parts = rows.parts(first.shape, samples)
+    apart = dim > 0 or (rows.outer or 2) > 1  # whether a sample's numbers may lie in several pieces
     if parts is None or (name == "multinomial" and first.dim() < 2):
         return None
     if name == "gumbel_softmax" and argument(args, kwargs, 4, "dim", -1) in (dim, dim - first.dim()):
@@ -69,14 +70,14 @@ def by_sample(
         if not isinstance(value, torch.Tensor) or value.dim() != first.dim() or value.shape[dim] != first.shape[dim]:
             return value
         own = take(value, dim, parts, samples, number)
-        return own.contiguous() if dim else own  # numbers are drawn in the order of memory
+        return own.contiguous() if apart else own  # numbers are drawn in the order of memory
 
     results = []
     for number in range(samples):
         seed(number)
         own = {key: part(value, number) for key, value in kwargs.items()}
         result = func(*(part(value, number) for value in args), **own)
-        if name in DRAWN_IN_PLACE and (dim or parts[0] > 1):
+        if name in DRAWN_IN_PLACE and apart:
             put(first, dim, parts, samples, number, result)
         results.append(result)
     return [first if name in DRAWN_IN_PLACE else join(results, dim, parts)]
