@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 from torch._functorch import apis, eager_transforms
 from torch.autograd.function import _SingleLevelFunction
@@ -86,6 +88,7 @@ class Interception:
             (nn.Module, "__call__", self._module_call(nn.Module.__call__)),
             # what Function.apply calls: that one itself may have been given another name before (f = MyFunction.apply)
             (_SingleLevelFunction, "apply", self._apply()),
+            (torch.jit.ScriptFunction, "__call__", self._scripted(torch.jit.ScriptFunction.__call__)),
             (checkpoint, GENERATOR, self._generator(getattr(checkpoint, GENERATOR))),
             # inside a transform of torch.func tensors are wrapped, so a transformed call is one event
             (apis, "vmap_impl", self._opaque(apis.vmap_impl)),
@@ -142,6 +145,17 @@ class Interception:
             return walk.opaque_call(function, args, kwargs)
 
         return classmethod(apply)
+
+    def _scripted(self, original: Any) -> Any:
+        now = self.now
+
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            walk = now.walk
+            if walk is None or walk.paused:
+                return original(function, *args, **kwargs)
+            return walk.opaque_call(functools.partial(original, function), args, kwargs)
+
+        return call
 
     def _generator(self, original: Any) -> Any:
         now = self.now

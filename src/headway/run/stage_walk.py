@@ -200,7 +200,9 @@ class StageWalk(Walk):
     def _real(
         self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], turn: Position | None = None
     ) -> Any:
-        if self.chance is not None and is_random(func, args, kwargs):
+        if self.chance is not None and self.opaque:
+            result = self.chance.inside(self.frames[-1].turn, func, args, kwargs)
+        elif self.chance is not None and is_random(func, args, kwargs):
             rows = None if turn else self.stage.rows(self.module_path, self.frames[-1].turn, func)
             result = self.chance.call(turn or self.frames[-1].turn, func, args, kwargs, rows, self.order)
         else:
