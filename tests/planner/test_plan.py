@@ -113,6 +113,14 @@ def test_words_are_few_and_carry_the_numbers(fixed: dict[str, object]) -> None:
     assert "256 MiB" in str(plan)
     long = plan.explain()
     assert all(reason in long for reason in plan.reasons) and all(cut in long for cut in plan.cuts)
+    assert (str(plan.lowered) in long) == (plan.pipeline > 1), "a grid with a line for each rank of a copy"
+
+
+def test_many_copies_of_a_short_pipeline_show_its_grid() -> None:
+    cluster = Cluster("12xcpu:256MiB")
+    fixed = {"pipeline": 2, "num_micro_batches": 1}
+    plan = search(lambda n: chain(n, (64,) * 9), times, cluster, global_batch=12, optimizer_states=2, fixed=fixed)
+    assert plan.size == 12 and plan.explain().endswith(str(plan.lowered))
 
 
 def test_ranks_count_copies_innermost() -> None:

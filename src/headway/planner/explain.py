@@ -68,10 +68,11 @@ def long(plan: Plan) -> str:
         f"fields   shard={plan.shard} shard_ranks={plan.shard_ranks or plan.data} tensor={plan.tensor} "
         f"chunks={plan.chunks} recompute={plan.recompute} "
         f"precision={plan.precision} codec={plan.codec} neighbours={plan.neighbours} "
-        f"bucket_bytes={format_bytes(plan.bucket_bytes)} sync_every={plan.sync_every}"
+        f"bucket_bytes={format_bytes(plan.bucket_bytes)} sync_every={plan.sync_every} "
+        f"reduction={plan.reduction}"
     )
-    if plan.pipeline > 1:
-        lines += ["", str(plan.lowered if plan.size <= 8 and plan.num_micro_batches <= 16 else plan.schedule)]
+    if 1 < plan.pipeline <= 8 and plan.num_micro_batches <= 16 and plan.split is not None:
+        lines += ["", str(plan.lowered)]  # a line for each rank of one copy
     return "\n".join(lines)
 
 
@@ -88,8 +89,8 @@ def _chosen(plan: Plan) -> str:
 
 def _expected(plan: Plan) -> str:
     assert plan.seconds is not None
-    least, most = min(plan.memory), max(plan.memory)
-    memory = format_bytes(most) if least == most else f"{format_bytes(least)} to {format_bytes(most)}"
+    least, most = format_bytes(min(plan.memory)), format_bytes(max(plan.memory))
+    memory = most if least == most else f"{least} to {most}"
     limit = f" of {format_bytes(plan.device_memory)}" if plan.device_memory else ""
     text = f"{format_seconds(plan.seconds)} a step, {memory}{limit} on each rank"
     timeline = plan.timeline if plan.pipeline > 1 else None

@@ -128,4 +128,5 @@ def _check_message_order(schedule: Schedule) -> None:
                     f"schedule {schedule.name!r}: {Action(kind, stage, second, peer).describe()} is out of order",
                     place=f"rank {schedule.placement[stage]} waits for it where rank {schedule.placement[peer]} "
                     f"sends micro-batch {first}",
+                    remedy="the same order of micro-batches on both ranks",
                 )
