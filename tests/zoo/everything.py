@@ -20,7 +20,10 @@ LIBRARIES = {
     "xt": "x_transformers", "oc": "open_clip", "df": "diffusers", "pyg": "torch_geometric", "pcv": "pytorchcv",
 }  # fmt: skip
 """The libraries by the beginnings of the given zoo's names."""
-PLAIN = ("plain", "plain_loops", "plain_training", "research_learning", "research_sequence")
+PLAIN = (
+    "plain plain_loops plain_training research_learning research_views research_sequence research_memory "
+    "research_vision research_shapes research_world research_weights"
+)
 """Modules with families in torch alone."""
 
 
@@ -62,12 +65,12 @@ def given() -> dict[str, Family]:
 def families() -> dict[str, Family]:
     """List all families by name."""
     found = given()
-    for module in PLAIN:
+    for module in PLAIN.split():
         found.update({f"torch {k}": f for k, f in importlib.import_module(f"tests.zoo.{module}").FAMILIES.items()})
     if importlib.util.find_spec("transformers") is not None:
-        for module in ("hub", "hub_readers", "hub_senses", "hub_pairs", "hub_series"):
+        for module in ("hub", "hub_readers", "hub_senses", "hub_pairs", "hub_chats", "hub_series"):
             table = importlib.import_module(f"tests.zoo.{module}").FAMILIES
             found.update({f"transformers {name}": with_keywords(build, loss_of) for name, build in table.items()})
-    for module in ("shelves", "shelves_more"):
+    for module in ("shelves", "shelves_making", "shelves_science", "shelves_others"):
         found.update(importlib.import_module(f"tests.zoo.{module}").FAMILIES)
     return found

@@ -11,13 +11,15 @@ from headway.errors import SplitError
 from headway.graph.record import record
 from headway.layout.split import split
 from tests.run.staged import difference, train_staged, train_whole
-from tests.zoo import plain, plain_loops, plain_training, research_learning
+from tests.zoo import plain, plain_loops, plain_training, research_learning, research_shapes, research_views
 
 RESEARCH = (
-    "soft_actor_critic langevin_energy swapped_assignments physics_informed derivatives_by_transforms bayes_by_backprop"
+    "soft_actor_critic langevin_energy swapped_assignments physics_informed derivatives_by_transforms "
+    "bayes_by_backprop searched_cells"
 )
 FAMILIES = plain.FAMILIES | plain_loops.FAMILIES | plain_training.FAMILIES
-FAMILIES |= {name: research_learning.FAMILIES[name] for name in RESEARCH.split()}
+OTHERS = research_learning.FAMILIES | research_views.FAMILIES | research_shapes.FAMILIES
+FAMILIES |= {name: OTHERS[name] for name in RESEARCH.split()}
 ANOTHER_WAY = ("early_exit", "tree_recursion")
 """Families whose other batch may need what no call had shown: then a cut inside is refused, never wrong."""
 
