@@ -15,6 +15,7 @@ import torch
 from headway.collective.sums import make_sums
 from headway.collective.two_shot import Reduction
 from headway.collective.world import Group, Pending, World
+from headway.errors import PlanError
 from headway.layout.mesh import Mesh
 
 
@@ -37,8 +38,15 @@ class Sharers:
 
 
 def sharers(world: World, copies: int, pipeline: int, ranks: int | None) -> Sharers:
-    """Return whom this rank shares with, `ranks` in a group (None: all copies). Every rank of the world calls it."""
+    """Return whom this rank shares with, `ranks` in a group (None: all copies). Every rank of the world calls it.
+
+    Raises PlanError when groups of so many are not all copies.
+    """
     each = ranks or copies
+    if copies % each:
+        raise PlanError(
+            f"{copies} copies cannot share out in groups of {each}", place="shard_ranks", remedy="a divisor of data"
+        )
     mesh = Mesh((("pipeline", pipeline), ("across", copies // each), ("near", each)))
     here = mesh.coordinate(world.rank)
     near = [world.group(group) for group in mesh.groups("near")]
