@@ -86,7 +86,7 @@ def test_layers_of_a_kind_share_a_line_unless_they_differ() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 4, 4)
     for dims, lines in (
-        ((1, 1, 1), {"*.drop 0.1 dropout": "1"}),
+        ((1, 1, 1), {"*.drop * dropout": "1"}),
         ((0, 1), {"@1.0.1.0.1.0.0.1": "0", "@1.0.2.0.1.0.0.1": "1"}),
     ):
         net = nn.Sequential(*(Block(dim) for dim in dims))

@@ -206,3 +206,22 @@ def test_attention_of_windows(parts: tuple[int, int]) -> None:
 
     together = attend(0, SAMPLES)
     torch.testing.assert_close(torch.cat([attend(0, 2), attend(2, 6)]), together, rtol=1e-9, atol=1e-12)
+
+
+def test_a_plan_is_for_training_whatever_mode_the_model_is_in() -> None:
+    """As `from_pretrained` gives models: in eval mode, in which nothing draws."""
+    x = torch.randn(SAMPLES, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def first_square(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch)[..., 0].square().mean()  # type: ignore[no-any-return]
+
+    losses = []
+    for count in (1, 3):
+        torch.manual_seed(0)
+        net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).double().eval()
+        fixed = {"num_micro_batches": count}
+        plan = headway.plan(net, first_square, x, cluster="1xcpu:4GiB", fixed=fixed, verify=False)
+        assert not any(module.training for module in net.modules())
+        model = ParallelModel(net, first_square, plan, World())
+        losses.append([float(model.train(mode).forward_backward(x)) for mode in (True, False)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12) and losses[0][0] != pytest.approx(losses[0][1], rel=1e-3)

@@ -86,22 +86,27 @@ def find_rows(graph: ModelGraph, other: ModelGraph) -> dict[str, str]:
 
     A dim is the samples' when it grows with their number, k for each. Where k is above 1, it is followed from call to
     call in which order they lie ([samples, windows], [length, samples], two views one after the other). Keys are
-    `place_of` each call, or its turn ("@1.0.2") where layers differ; values are `Rows` as text.
+    `place_of` the calls: of all of a function in a kind of module where they are alike, else of each, else its turn
+    ("@1.0.2") where layers differ. Values are `Rows` as text.
     """
     small, large = sorted((graph, other), key=lambda g: g.samples)
     if small.samples == large.samples:
         return {}
     seen = _Lying(large, small) if small.samples == 1 else _Lying(small, large)
-    found: dict[str, set[str]] = {}
     draws = []
+    found: dict[str, set[str]] = {}
     for call, turn in turns(seen.graph):
         rows = seen.rows(call)
         if rows is not None:
-            key = place_of(call.module, None if seen.repeats(call) else turn, call.function.rpartition(".")[2])
-            draws.append((key, turn, str(rows)))
-            found.setdefault(key, set()).add(str(rows))
-    table = {key: next(iter(texts)) for key, texts in found.items() if len(texts) == 1}
-    table |= {f"@{position_text(turn)}": text for key, turn, text in draws if len(found[key]) > 1}
+            name = call.function.rpartition(".")[2]
+            keys = [place_of(call.module, None, name), place_of(call.module, turn, name), f"@{position_text(turn)}"]
+            keys = keys[:1] if seen.repeats(call) else keys
+            draws.append((keys, str(rows)))
+            for key in keys:
+                found.setdefault(key, set()).add(str(rows))
+    table = {}
+    for keys, text in draws:
+        table[next((key for key in keys if len(found[key]) == 1), keys[-1])] = text
     return table
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -211,13 +212,27 @@ def _this_machine(identity: Identity, world: World, cache: Path) -> Cluster:
     )  # fmt: skip
 
 
+@contextmanager
+def _to_be_trained(model: nn.Module) -> Iterator[None]:
+    """Put a model that is in eval mode (as `from_pretrained` leaves it) into train mode: a plan is for training."""
+    modes = [] if model.training else [(module, module.training) for module in model.modules()]
+    if modes:
+        model.train()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def _recorder(model: nn.Module, loss: Loss, batch: Any) -> Callable[[int], ModelGraph]:
     """Give a function that records the program for a number of samples of the batch, each once."""
     known: dict[int, ModelGraph] = {}
     others: dict[int | None, ModelGraph | None] = {}
 
     def recorded(samples: int) -> ModelGraph:
-        run = record_run(model, loss, cut(batch, 0, samples), samples=samples)
+        with _to_be_trained(model):
+            run = record_run(model, loss, cut(batch, 0, samples), samples=samples)
         _check_loss(run.result, samples)
         return run.graph
 
