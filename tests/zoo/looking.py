@@ -18,7 +18,7 @@ from headway.graph.record import record
 from headway.layout.split import Split, split
 from tests.run.staged import difference, train_staged, train_whole
 
-LIMIT = 1e-6  # in float64; what insists on float32 may differ by 1e-3
+LIMIT = 1e-6  # in float64; what insists on float32, or goes over to it on the way, may differ by 1e-3
 COLUMNS = ("built", "recorded", "cut", "equal", "second", "fewer", "more", "shorter", "keys")
 """What is tried, in order: from `fewer` on where the model takes such a batch."""
 
@@ -164,6 +164,7 @@ def look_at(family: Family, name: str) -> Iterator[tuple[str, Look]]:
     look = Look(graph, crossing, _balance(graph, split(graph, splits[1])))
     if graph.cuts:
         yield "cut", look
+    low = not double or any(value.derived and value.dtype == "float32" for value in graph.values)
     shapes = {"fewer": fewer, "more": more, "shorter": shorter, "keys": other_keys}
     batches = {"equal": batch, "second": second} | {key: make(batch, second) for key, make in shapes.items()}
     for column, data in batches.items():
@@ -178,5 +179,5 @@ def look_at(family: Family, name: str) -> Iterator[tuple[str, Look]]:
         for cuts in splits if column == "equal" else splits[1:4:2]:
             got = train_staged(model, loss, data, graph.samples, split(graph, cuts), **options)
             far = difference(want, got)
-            assert far < (LIMIT if double else 1e-3), f"{column}: {far:.1e} at {cuts}"
+            assert far < (1e-3 if low else LIMIT), f"{column}: {far:.1e} at {cuts}"
         yield column, look
