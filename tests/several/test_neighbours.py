@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +32,20 @@ def main() -> None:
         ("flat", "fp32", 1), ("by host", "fp32", 2), ("flat, int8", "int8", 1), ("by host, int8", "int8", 2),
     ):  # fmt: skip
         sums = make_sums(world, world.everyone, codec, neighbours)
-        seconds, sent = [], 0
+        sent = 0
         for _ in range(2):  # the first one connects
             work = values.clone()
             world.barrier()
-            before, started = int(SENT.read_text()), time.perf_counter()
+            before = int(SENT.read_text())
             if sums is None:
                 world.all_reduce(work)
             else:
                 sums.start(work, "a sum", residual=None, slots=()).wait()
             world.barrier()
-            seconds.append(time.perf_counter() - started)
             sent = int(SENT.read_text()) - before
         error = float((work - exact).abs().max() / exact.abs().max())
         bits = world.gather_objects(float(work.double().sum()))
-        found[name] = {"sent": sent, "seconds": min(seconds), "error": error, "same": len(set(bits)) == 1}
+        found[name] = {"sent": sent, "error": error, "same": len(set(bits)) == 1}
         if sums is not None:
             sums.close()
     if world.rank == 0:
@@ -71,8 +69,6 @@ def test_less_is_sent_between_hosts() -> None:
     for name, told in found.items():
         assert told["sent"] == pytest.approx(expected[name], rel=0.15), (name, told)
         assert told["same"] and told["error"] < (0.03 if "int8" in name else 1e-6), (name, told)
-    assert found["flat"]["seconds"] / found["by host"]["seconds"] > 1.2
-    assert found["flat, int8"]["seconds"] / found["by host, int8"]["seconds"] > 1.2
 
 
 if __name__ == "__main__":
