@@ -54,9 +54,10 @@ class Later:
                 if bias is not None and of_bias is not None:
                     before = biases.get(id(bias))
                     biases[id(bias)] = (bias, of_bias if before is None else before[1].add_(of_bias))
-            torch.autograd.backward(weight, total)
+            if total is not None:
+                _accumulate(weight, total)
         for bias, total in biases.values():
-            torch.autograd.backward(bias, total)
+            _accumulate(bias, total)
 
     @staticmethod
     def _make(
@@ -71,6 +72,23 @@ class Later:
             )
         with torch.no_grad():
             return product.of_weight(grad, x, weight, bias is not None, options)
+
+
+def _accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+    """Do what autograd does with a gradient that nobody else has; to start autograd for it takes 30 us.
+
+    The hooks on the parameter are Headway's own, see `_is_hooked`.
+    """
+    if gradient.stride() != parameter.stride() or gradient.dtype != parameter.dtype:
+        torch.autograd.backward(parameter, gradient)
+        return
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        with torch.no_grad():
+            parameter.grad.add_(gradient)
+    for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
+        hook(parameter)
 
 
 class Apart(TorchFunctionMode):
