@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from headway.graph.weights import state_of
-from headway.run.microbatch import Mean, cut, num_samples
+from headway.run.microbatch import Mean, cut, map_leaves, num_samples
 from headway.run.randomness import seeded
 
 HALF = 2
 """Samples in each of the two parts: a model may take a single one for no batch at all."""
 
-_ROUNDING = MappingProxyType({torch.float64: 1e-9, torch.float32: 1e-3})
+_ROUNDING = MappingProxyType({torch.float64: (1e-9, 1e-9), torch.float32: (3e-5, 1e-3)})
+"""Relative differences that are rounding: the least, and the most where a part taken twice differs by so much."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def weigh(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any) -
     half = min(HALF, num_samples(batch) // 2)
     if not half or any(p.is_meta for p in model.parameters()):
         return Weighing()
-    parts = [cut(batch, 0, 2 * half), cut(batch, 0, half), cut(batch, half, 2 * half)]
+    parts = [cut(batch, 0, 2 * half), cut(batch, 0, half), cut(batch, half, 2 * half), _twice(batch, half)]
     modes = [(module, module.training) for module in model.modules()]
     state = [(tensor, tensor.clone()) for tensor in state_of(model).values()]
     model.eval()
@@ -54,8 +55,12 @@ def weigh(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any) -
         with torch.no_grad():
             for tensor, content in state:
                 tensor.copy_(content)
-    (value, _, dtype), (first, first_count, _), (second, second_count, _), (again, _, _) = found
-    near = _ROUNDING.get(dtype, 5e-2) * max(abs(value), abs(first), abs(second))
+    (value, _, dtype), (first, first_count, _), (second, second_count, _), (twice, _, _), (again, _, _) = found
+    size = max(abs(value), abs(first), abs(second))
+    # Under autocast a loss in float32 is as rough as what it is made of, as the first half twice shows.
+    rough = 10 * min(abs(twice - first), abs(twice - 2 * first))
+    least, most = (part * size for part in _ROUNDING.get(dtype, (5e-2, 5e-2)))
+    near = min(max(rough, least), most)
     count = first_count + second_count
     if value != again or not count or not near:  # random, nothing counted, or all zero: nothing can be told
         return Weighing()
@@ -72,6 +77,17 @@ def weigh(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any) -
         "headway.Mean(total, count) says how samples weigh (by tokens that are not padding, say)",
         exact=False,
     )
+
+
+def _twice(batch: Any, half: int) -> Any:
+    """Make a batch of the first samples and the same again."""
+
+    def doubled(place: str, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return torch.cat([leaf, leaf])
+        return leaf * 2 if isinstance(leaf, list | tuple) and len(leaf) == half else leaf
+
+    return cut(map_leaves(cut(batch, 0, half, keep_shared=True), doubled), 0, 2 * half)
 
 
 def _loss(model: nn.Module, loss: Callable[[nn.Module, Any], Any], part: Any, seed: int) -> tuple[float, float, Any]:
