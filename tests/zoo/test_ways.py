@@ -234,3 +234,14 @@ def test_a_scripted_function_is_one_call() -> None:
     for _ in range(3):
         loss(body, batch).backward()
     check(body, loss, batch, r(2, 3))
+
+
+def test_data_that_is_put_in_place_of_other() -> None:
+    body = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        h = model[2](model[1](model[0](x)))  # type: ignore[index]
+        h.data = h.data.clamp(-0.3, 0.3)
+        return model[4](model[3](h)).square().mean()  # type: ignore[index]
+
+    check(body, loss, r(2, 3), r(3, 3))

@@ -48,14 +48,19 @@ class Absence:
             self.opaque_storages.add(id(storage))
         self.alive += (tensor, storage)
 
-    def switches(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
-        """Note that the program freezes or thaws a parameter; say whether it is done for something absent."""
+    def switches(self, func: Any, name: str, args: tuple[Any, ...], *, before: bool) -> bool:
+        """Note that the program freezes or thaws a parameter; say whether it is done for something absent.
+
+        What is received has the content of the cut, so `x.data = ...` before the start is done too.
+        """
         if id(args[0]) in self.parameters:
             self.switched.setdefault(id(args[0]), (args[0], args[0].requires_grad))
         elif args[0].is_meta and name == "__set__" and func.__self__.__name__ == "requires_grad":
             if args[1]:
                 mark(args[0])
             return True
+        elif name == "__set__" and func.__self__.__name__ == "data":
+            return before and self.hides(args[0])
         return False
 
     def result(

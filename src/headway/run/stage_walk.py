@@ -81,8 +81,9 @@ class StageWalk(Walk):
         """Answer for absent tensors that they live on this stage's device, and need gradients where they do."""
         if name == "requires_grad" and args[0].is_meta and not isinstance(args[0], nn.Parameter):
             return hasattr(args[0], WANTS_GRADIENT)
-        if name in ("requires_grad_", "__set__") and self.absence.switches(func, name, args):
-            return None
+        if name in ("requires_grad_", "__set__"):
+            if self.absence.switches(func, name, args, before=self._before(self.frames[-1].next_event())):
+                return None
         if name in GRADIENT_HOOKS and self._before(self.frames[-1].next_event()) and self.absence.hides(args[0]):
             return no_hook()
         return answer_fact(func, name, args, kwargs, self.stage.device)
