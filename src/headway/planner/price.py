@@ -21,8 +21,14 @@ from headway.schedule.action import Schedule
 from headway.schedule.catalogue import CATALOGUE
 from headway.schedule.simulate import simulate
 
-PASS_SECONDS = 10e-6
-"""Seconds that a stage spends on each call of the program, its own or passed over, to follow the model's Python."""
+STAGE_SECONDS = 0.4e-3
+OWN_SECONDS = 2e-6
+OTHER_SECONDS = 0.2e-6
+"""Seconds of following the model's Python in a stage: once, for each call of its own, and for each other call; seen by
+benchmarks/stage_overhead.py."""
+
+SPLIT_SECONDS = 25e-6
+"""Seconds of each call of a stage whose backward is to be split, beyond what it takes whole; seen with a small GPT."""
 
 Family = tuple[int, int, int, str, str]
 
@@ -291,9 +297,11 @@ def _held(
 
 
 def _passing(program: Program, choice: Choice, num_calls: int) -> float:
-    """Return the seconds of following the model's Python once: every call of it, and its own again to split them."""
-    passing = PASS_SECONDS * program.num_calls if choice.num_stages > 1 else 0.0
-    return passing + (PASS_SECONDS * num_calls if choice.splits else 0.0)
+    """Return the seconds of following the model's Python once, in a stage with so many calls, and of splitting them."""
+    if choice.num_stages == 1:
+        return 0.0
+    passing = STAGE_SECONDS + OWN_SECONDS * num_calls + OTHER_SECONDS * (program.num_calls - num_calls)
+    return passing + (SPLIT_SECONDS * num_calls if choice.splits else 0.0)
 
 
 def _tied_seconds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.planner.estimate import costs_of, reduces
-from headway.planner.price import PASS_SECONDS, Priced, Setting, priced
+from headway.planner.price import SPLIT_SECONDS, Priced, Setting, priced
 from headway.schedule.exchange import write_rows
 from headway.schedule.searched import searched
 from headway.units import format_seconds
@@ -32,7 +32,7 @@ def refined(best: Priced, setting: Setting, *, asked: bool, worth: float) -> tup
         return best, None
     tries = TRIES if asked else QUICK_TRIES
     # Splitting a backward has a price, which the stages of a plan without splits do not have in them.
-    kinds = [(0.0, True)] if choice.splits else [(0.0, False), (PASS_SECONDS, True)]
+    kinds = [(0.0, True)] if choice.splits else [(0.0, False), (SPLIT_SECONDS, True)]
     found = [_searched(best, setting, passing, split, tries) for passing, split in kinds]
     result, bound = min(found, key=lambda pair: pair[0].seconds)
     if not asked and result.seconds >= best.seconds * (1 - worth):
