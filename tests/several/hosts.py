@@ -8,6 +8,7 @@ host 0           host 1            each a namespace of its own
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "headway"
@@ -134,6 +136,30 @@ def make_hosts(count: int, rate: str = "1gbit") -> Iterator[Hosts]:
         yield hosts
     finally:
         _remove([*names, switch])
+
+
+def tell(world: Any, found: Mapping[str, Any]) -> NoReturn:
+    """End this rank, the last thing that it does; rank 0's `found` is what `answer_of` returns."""
+    world.barrier()
+    if world.rank == 0:
+        print(f"\n{json.dumps(found)}", flush=True)
+    world.close()
+    os._exit(0)  # without waiting for torch's threads
+
+
+def answer_of(
+    script: str, rate: str, *, timeout: float, per_host: int = 1, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a script on two new hosts, and return what its rank 0 tells; skip the test where there can be none."""
+    import pytest
+
+    why = missing()
+    if why is not None:
+        pytest.skip(why)
+    with make_hosts(2, rate) as hosts:
+        outputs = hosts.run_ranks(Path(script), environment=environment or {}, timeout=timeout, per_host=per_host)
+    found: dict[str, Any] = json.loads(outputs[0].strip().splitlines()[-1])
+    return found
 
 
 def _existing() -> list[str]:

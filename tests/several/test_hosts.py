@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.several.hosts import Hosts, make_hosts, missing
+from tests.several.hosts import Hosts, answer_of, make_hosts, missing, tell
 
 RATE = "200mbit"
 VALUES = 2_000_000  # 8 MB, 0.32 s on the wire
@@ -69,24 +67,14 @@ def main() -> None:
             "losses": losses,
             "totals": world.gather_objects(total),
         }
-    world.barrier()
-    if world.rank == 0:
-        print(f"\n{json.dumps(found)}", flush=True)
-    world.close()
-    os._exit(0)  # without waiting for torch's threads
+    tell(world, found)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what rank 0 of two hosts printed."""
-    why = missing()
-    if why is not None:
-        pytest.skip(why)
     home = tmp_path_factory.mktemp("home")  # whose cache of measurements is empty
-    with make_hosts(2, RATE) as hosts:
-        outputs = hosts.run_ranks(Path(__file__), environment={"HOME": str(home)}, timeout=100)
-    answer: dict[str, Any] = json.loads(outputs[0].strip().splitlines()[-1])
-    return answer
+    return answer_of(__file__, RATE, environment={"HOME": str(home)}, timeout=100)
 
 
 @pytest.mark.several

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.several.hosts import make_hosts, missing
+from tests.several.hosts import answer_of, tell
 
 VALUES = 2_000_000
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
@@ -48,21 +46,12 @@ def main() -> None:
         found[name] = {"sent": sent, "error": error, "same": len(set(bits)) == 1}
         if sums is not None:
             sums.close()
-    if world.rank == 0:
-        print(f"\n{json.dumps(found)}", flush=True)
-    world.barrier()
-    world.close()
-    os._exit(0)  # without waiting for torch's threads
+    tell(world, found)
 
 
 @pytest.mark.several
 def test_less_is_sent_between_hosts() -> None:
-    why = missing()
-    if why is not None:
-        pytest.skip(why)
-    with make_hosts(2, "200mbit") as hosts:
-        outputs = hosts.run_ranks(Path(__file__), timeout=60, per_host=2)
-    found = json.loads(outputs[0].strip().splitlines()[-1])
+    found = answer_of(__file__, "200mbit", timeout=60, per_host=2)
     size = 4 * VALUES
     # A ring of four sends 2 * 3/4 of the values over each host's link; two-shot sums of four twice their half.
     expected = {"flat": 1.5 * size, "by host": size, "flat, int8": 2 * size / 4, "by host, int8": size / 4}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.several.hosts import make_hosts, missing
+from tests.several.hosts import answer_of, tell
 
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 WIDTH, LAYERS, STEPS = 256, 4, 3
@@ -100,21 +98,12 @@ def main() -> None:
             "ranks": plan.shard_ranks, "sent": sent, "error": error, "same": all(one == alike[0] for one in alike),
             "values": max(abs(a - b) / b for a, b in zip(values, want_values, strict=True)),
         }  # fmt: skip
-    if world.rank == 0:
-        print(f"\n{json.dumps(found)}", flush=True)
-    world.barrier()
-    world.close()
-    os._exit(0)  # without waiting for torch's threads
+    tell(world, found)
 
 
 @pytest.mark.several
 def test_hosts_share_out_by_themselves() -> None:
-    why = missing()
-    if why is not None:
-        pytest.skip(why)
-    with make_hosts(2, "200mbit") as hosts:
-        outputs = hosts.run_ranks(Path(__file__), timeout=90, per_host=2)
-    found = json.loads(outputs[0].strip().splitlines()[-1])
+    found = answer_of(__file__, "200mbit", timeout=90, per_host=2)
     size = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
     # Sums of each host's owners cross in an all-reduce of two; among all four, each rank sends half of its gradients
     # across, and each owner its quarter twice. Slices are gathered for the forward and for the backward.
