@@ -82,7 +82,7 @@ def peer_error(
 class Pending:
     """A collective or a message under way. It keeps its tensors alive until it has been waited for.
 
-    Made by `World.pending`. `in_slices`: a wait that timed out may be repeated, so others' alarms are heard in it.
+    Made by `World.begin`. `in_slices`: a wait that timed out may be repeated, so others' alarms are heard in it.
     """
 
     __slots__ = ("_awaited", "_deadline", "_in_slices", "_keep", "_peers", "_roll_call", "_work")

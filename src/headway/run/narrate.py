@@ -79,7 +79,7 @@ class Narrator:
         """Keep a gradient norm."""
         self.norm = norm
 
-    def _end(self, step: int) -> int | None:
+    def _end_of_pass(self, step: int) -> int | None:
         """Give the step at which the pass over the loader ends, whatever number it began with."""
         if self.first is None:
             self.first = step
@@ -102,7 +102,7 @@ class Narrator:
         self.journal.write(StepDone(step, value, seconds, samples, tokens, peak, bubble, norm, numbers))
         compared = self.progress.step(
             step, loss=value, seconds=seconds, outside=outside, tokens=tokens, samples=samples, peak_bytes=most,
-            bubble=bubble, total=total or self._end(step),
+            bubble=bubble, total=total or self._end_of_pass(step),
         )  # fmt: skip
         if compared is not None:
             planned = self.plan.memory[rank] if rank < len(self.plan.memory) else None
