@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +16,16 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils import checkpoint
 from torch.utils.hooks import BackwardHook
 
+from headway.graph.backward import names_of, refuse_backward, refuse_scale
+
 CHECKPOINT = "<checkpoint>"
 """Path of a checkpointed region, which is followed like a module call."""
 
 GENERATOR = "_checkpoint_without_reentrant_generator"
 """The one function that every checkpoint of the other kind passes, whoever imported what by which name."""
 
+ENGINE = "_engine_run_backward"
+"""What each backward and each torch.autograd.grad ends in, by whatever name it is called."""
 
 COMPILING = "_callback_from_stance"
 """What everything that torch.compile made asks, each time, whether to compile; torch.compiler.set_stance acts there."""
@@ -30,6 +35,9 @@ class Watcher(Protocol):
     """What a walk offers to the functions that are replaced."""
 
     paused: bool  # calls go on unseen
+
+    def goes_back(self, roots: Any, inputs: Any) -> None:
+        """Look at a backward that the program calls: from which tensors, and to which alone if any."""
 
     def module_call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Carry out a module's call."""
@@ -62,6 +70,7 @@ def uncompiled(original: Any, module: nn.Module) -> Callable[..., Any]:
 
 class _Now(threading.local):
     walk: Watcher | None = None
+    model: nn.Module | None = None  # whose loss runs without a walk
 
 
 class Interception:
@@ -98,6 +107,8 @@ class Interception:
             (eager_transforms, "_vjp_with_argnums", self._opaque(eager_transforms._vjp_with_argnums)),
             (BackwardHook, "setup_input_hook", self._backward_hook(BackwardHook.setup_input_hook)),
             (BackwardHook, "setup_output_hook", self._backward_hook(BackwardHook.setup_output_hook)),
+            (torch.autograd, ENGINE, self._engine(getattr(torch.autograd, ENGINE))),
+            (torch.amp.GradScaler, "scale", self._scale(torch.amp.GradScaler.scale)),
         ]
         for owner, name, replacement in places:
             self._replace(owner, name, replacement)
@@ -121,6 +132,37 @@ class Interception:
         """Make `walk` the one that is asked in this thread; gives the one before."""
         before, self.now.walk = self.now.walk, walk
         return before
+
+    @contextmanager
+    def loss_of(self, model: nn.Module) -> Iterator[None]:
+        """Say that the loss function of `model` runs in the block, in this thread, without a walk."""
+        before, self.now.model = self.now.model, model
+        try:
+            yield
+        finally:
+            self.now.model = before
+
+    def _engine(self, original: Any) -> Any:
+        now = self.now
+
+        def run(roots: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("accumulate_grad") and now.walk is not None:
+                now.walk.goes_back(roots, inputs)
+            elif kwargs.get("accumulate_grad") and now.model is not None:
+                refuse_backward(roots, inputs, names_of(now.model))
+            return original(roots, gradients, keep, create, inputs, *args, **kwargs)
+
+        return run
+
+    def _scale(self, original: Any) -> Any:
+        now = self.now
+
+        def scale(scaler: Any, outputs: Any) -> Any:
+            if scaler.is_enabled() and not (now.walk is None and now.model is None):
+                refuse_scale()
+            return original(scaler, outputs)
+
+        return scale
 
     def _module_call(self, original: Any) -> Any:
         now = self.now

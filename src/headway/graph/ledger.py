@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -132,6 +133,10 @@ class Ledger:
             elif id(tensor) in self.known:  # the twin takes the place of the value, for what autograd saves
                 self.storages[id(twin_storage)] = (twin_storage, self.values[self.known[id(tensor)][1]].storage)
         return entry[1]
+
+    def with_twins(self, names: Mapping[int, str]) -> dict[int, str]:
+        """Add to the names of tensors, by id, those of their twins."""
+        return {**names, **{id(twin): names[number] for number, (_, twin, _) in self.twins.items() if number in names}}
 
     def look_again(self, tensor: torch.Tensor) -> None:
         """Note that a known value requires gradients by now: somebody has said so."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
@@ -16,7 +15,8 @@ from torch.utils.hooks import BackwardHook
 
 from headway.errors import SplitError
 from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
-from headway.graph.chance import argument, host_state, is_random, seed_torch
+from headway.graph.backward import names_of, refuse_backward
+from headway.graph.chance import host_state, is_random, seed_torch
 from headway.graph.flops import FlopCounter, attention_on_meta
 from headway.graph.host import Gaps
 from headway.graph.interception import CHECKPOINT
@@ -34,10 +34,8 @@ from headway.graph.walk import (
     short_name,
     tensors_of,
 )
+from headway.graph.weights import running_statistics
 from headway.graph.where import user_line
-
-SWITCH = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
-"""The argument that says whether a normalisation uses, and changes, statistics of the batch."""
 
 
 class ValueNeeded(SplitError):
@@ -76,7 +74,7 @@ class Recorder(Walk):
         self.hooked: dict[Position, int] = {}  # open modules with full backward hooks -> their first call
         self.without_rule: dict[Any, bool] = {}  # calls whose shape cannot be had on meta, by what they took
         self.asked: set[str] = set()  # names of those functions
-        self.branches = False
+        self.branches = self.went_back = False
         self.gaps: Gaps | None = None  # between calls, in which Python's or numpy's numbers are drawn
         self.host_draws: dict[str, None] = {}  # lines of calls before which Python's or numpy's numbers were drawn
         for leaf in tree_leaves(batch):
@@ -84,6 +82,13 @@ class Recorder(Walk):
                 self.ledger.add(leaf, producer=None, output=0, derived=False)
 
     # events
+
+    def goes_back(self, roots: Any, inputs: Any) -> None:
+        """Refuse a backward that reaches parameters, or what stands for them; note one that follows from them."""
+        refuse_backward(roots, inputs, self.ledger.with_twins(names_of(self.model)))
+        self.went_back = self.went_back or any(
+            root.is_meta or self.ledger.is_derived(self.ledger.value_of(root)) for root in tensors_of(roots, [])
+        )
 
     def fact(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer for absent tensors that they live on the model's device."""
@@ -227,10 +232,8 @@ class Recorder(Walk):
 
     def _has_rule(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Say whether a stage that does not compute this call can have its shape on meta."""
-        key = (
-            func,
-            str(map_tensors((args, kwargs), lambda t: (t.shape, t.dtype, t.dim() or self.ledger.is_hidden(t)))),
-        )
+        looks = map_tensors((args, kwargs), lambda t: (t.shape, t.dtype, t.dim() or self.ledger.is_hidden(t)))
+        key = (func, str(looks))
         if key not in self.without_rule:
             flops = self.flop_counter.flops
             try:
@@ -244,8 +247,7 @@ class Recorder(Walk):
         return not self.without_rule[key]
 
     def _as_absent(self) -> Inside:
-        weights = self.ledger.weights
-        return Inside(lambda t: None, lambda t: id(t) in weights, bare_twin, self.device)
+        return Inside(lambda t: None, lambda t: id(t) in self.ledger.weights, bare_twin, self.device)
 
     def _stand_in(self, tensor: torch.Tensor) -> Any:
         weight = self.ledger.weights.get(id(tensor))
@@ -254,8 +256,7 @@ class Recorder(Walk):
     def _note(
         self, position: Position, func: Any, tensors: list[torch.Tensor], inputs: list[int],
         made: list[torch.Tensor], arguments: Any, flops: int, parameters: list[str], buffers: list[str],
-        versions: list[int], shapes: list[Any], derived: bool, reads: bool, chance: bool,
-        statistics: set[int],
+        versions: list[int], shapes: list[Any], derived: bool, reads: bool, chance: bool, statistics: set[int],
     ) -> None:  # fmt: skip
         index, ledger = len(self.calls), self.ledger
         writes, written_buffers = [], []
@@ -316,6 +317,10 @@ class Recorder(Walk):
         modules = [self._closed(m) for m in self.modules]
         draws = [m.draws for m in self.modules]
         modules = guarded_modules(modules, draws, self.calls, values)
+        if self.went_back:  # it leaves gradients in tensors, where no call is seen to make them
+            self.locked = dict.fromkeys(
+                range(len(self.calls)), "backward is called, where torch.autograd.grad would do"
+            )
         cuts, refused = allowed_cuts(self.calls, values, modules, results, self.reshaped, self.locked, self.unsendable)
         return ModelGraph(
             samples=samples, calls=tuple(self.calls), values=tuple(values),
@@ -349,12 +354,3 @@ class Recorder(Walk):
                 call = self.calls[producer]
                 written = tuple(dict.fromkeys((*call.written_buffers, name)))
                 self.calls[producer] = Call(**{**vars(call), "written_buffers": written})
-
-
-def running_statistics(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """List the running statistics that a normalisation changes without counting it as a change."""
-    name = short_name(func)
-    if name not in ("batch_norm", "instance_norm") or not argument(args, kwargs, 5, SWITCH[name], name[0] == "i"):
-        return []
-    given = (argument(args, kwargs, 1, "running_mean", None), argument(args, kwargs, 2, "running_var", None))
-    return [tensor for tensor in given if isinstance(tensor, torch.Tensor)]

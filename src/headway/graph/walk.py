@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import BackwardHook
 
+from headway.graph.backward import names_of, refuse_backward
 from headway.graph.frame import Calls, Frame, Landmarks, call_key
 from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
 from headway.graph.keras import layer_paths
@@ -188,6 +189,10 @@ class Walk(TorchFunctionMode):
     def backward_hook(self, original: Any, hook: BackwardHook, args: Any) -> Any:
         """Carry out what a module with full backward hooks does to its arguments, or to its result."""
         return original(hook, args)
+
+    def goes_back(self, roots: Any, inputs: Any) -> None:
+        """Refuse a backward that the program calls, if it reaches parameters."""
+        refuse_backward(roots, inputs, {} if self.model is None else names_of(self.model))
 
     def fact(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a question about a tensor that is not about its content."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Any
+
 import torch
 from torch import nn
 
+from headway.graph.chance import argument
 from headway.graph.keras import variables
 from headway.graph.model import ParameterInfo
+from headway.graph.walk import short_name
+
+SWITCH = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
+"""The argument that says whether a normalisation uses, and changes, statistics of the batch."""
 
 
 def name_weights(model: nn.Module) -> tuple[list[ParameterInfo], dict[int, tuple[torch.Tensor, str, bool]]]:
@@ -43,3 +51,12 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     if frozen:
         state.update((n, p) for n, p in model.named_parameters(remove_duplicate=False) if id(p) in frozen)
     return state
+
+
+def running_statistics(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """List the running statistics that a normalisation changes without counting it as a change."""
+    name = short_name(func)
+    if name not in ("batch_norm", "instance_norm") or not argument(args, kwargs, 5, SWITCH[name], name[0] == "i"):
+        return []
+    given = (argument(args, kwargs, 1, "running_mean", None), argument(args, kwargs, 2, "running_var", None))
+    return [tensor for tensor in given if isinstance(tensor, torch.Tensor)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, SplitError
 from headway.graph.model import Call, ModelGraph
 from headway.graph.picture import (
     boundary_text,
@@ -46,7 +46,8 @@ class Checked:
     def __str__(self) -> str:
         lines = _labelled("batch", list(self.leaves) or ["no leaves"])
         if self.graph is None:
-            return "\n".join([*lines, f"{'verdict':<10} cannot be split: it could not be recorded", str(self.refusal)])
+            cannot = "split" if isinstance(self.refusal, SplitError) else "trained"
+            return "\n".join([*lines, f"{'verdict':<10} cannot be {cannot}: it could not be recorded", str(self.refusal)])
         lines += [str(self.graph), *_labelled("in the way", in_the_way(self.graph) or ["nothing"])]
         lines += _labelled("loss", [self.weighs] if self.weighs else [])
         lines += _labelled("tried", [self.tried] if self.tried else [])

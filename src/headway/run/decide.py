@@ -18,7 +18,7 @@ from headway.cost.cache import load_table, machine_key, save_table
 from headway.cost.cluster import Cluster, Link
 from headway.cost.measure import measure_calls, measure_rates
 from headway.cost.model import Times, estimate_times
-from headway.errors import BatchError, PlanError, SplitError
+from headway.errors import BatchError, HeadwayError, PlanError, SplitError
 from headway.graph.model import Cut, ModelGraph
 from headway.graph.record import record_run
 from headway.graph.rows import with_owners
@@ -112,7 +112,7 @@ def _checked(model: nn.Module, loss: Loss, batch: Any, samples: int) -> Checked:
     graph_at = _recorder(model, loss, batch)
     try:
         graph = graph_at(min(samples, num_samples(batch)))
-    except (BatchError, SplitError) as refusal:
+    except HeadwayError as refusal:
         return Checked(leaves, None, refusal)
     weighs = weigh(model, loss, batch).note or ""
     if not graph.cuts:

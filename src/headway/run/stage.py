@@ -119,7 +119,7 @@ class Stage:
         """
         around = around or nullcontext()
         if self.whole and program is None:
-            with around:
+            with around, INTERCEPTION.loss_of(self.model):
                 return StageResult({}, {}, self.loss(self.model, batch))
         walk = (DrawingWalk if self.split.random else StageWalk)(self, received, answers, chance, program)
         call = self.loss if program is None else program.call
