@@ -144,6 +144,26 @@ def test_gradients_that_are_part_of_the_loss_are_as_on_one_device(right: Any) ->
         torch.testing.assert_close(got.gradients, want.gradients)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.Tensor.backward,
+        torch.autograd.backward,
+        lambda value: (value / 4).backward(),
+        lambda value: torch.amp.GradScaler("cpu").scale(value).backward(),
+    ],
+)
+def test_backward_from_what_a_step_returned_is_refused(wrong: Callable[[torch.Tensor], Any]) -> None:
+    model = small()
+    parallel = ParallelModel(model, value_of, headway.plan(model, value_of, X), World())
+    value = parallel.forward_backward(X)
+    before = [p.grad.clone() for p in parallel.parameters()]
+    refuses(lambda: wrong(value), "on a number that needs no gradient")
+    refuses(lambda: wrong(parallel.evaluate(X)), "on a number that needs no gradient")
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(parallel.parameters(), before, strict=True))
+    (value * next(parallel.parameters()).sum()).backward()  # a loss of the script's own, in which it is a factor
+
+
 def test_a_scaler_that_is_switched_off_is_none() -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
 

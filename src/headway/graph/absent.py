@@ -57,8 +57,10 @@ def call_on_meta(
     given = args, kwargs
     moved = tuple(_on_meta(item, twin, name) for item in args)
     named = {key: _on_meta(item, twin, name, key) for key, item in kwargs.items()}
-    if name in LOWERED and torch.is_autocast_enabled("cpu"):
-        moved, named = map_tensors((moved, named), _lower)
+    low = next((kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)), None) if name in LOWERED else None
+    if low is not None:
+        to = torch.get_autocast_dtype(low)
+        moved, named = map_tensors((moved, named), lambda t: t.to(to) if t.dtype is torch.float32 else t)
     try:
         return func(*moved, **named)
     except Exception as error:
@@ -83,10 +85,6 @@ def _as_number(tensor: torch.Tensor, hidden: Callable[[torch.Tensor], bool] | No
 
 def _numbers(plain: Any, given: Any) -> bool:
     return len(tensors_of(plain, [])) < len(tensors_of(given, []))
-
-
-def _lower(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.get_autocast_dtype("cpu")) if tensor.dtype is torch.float32 else tensor
 
 
 def _gradients_of(args: tuple[Any, ...], kwargs: dict[str, Any], twin: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""Backward: refuses what a loss function must leave to forward_backward: gradients of parameters, and their scale."""
+"""Backward: refuses what is forward_backward's to do: gradients of parameters, and their scale."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def refuse_backward(roots: Sequence[Any], inputs: Sequence[Any], names: Mapping[
             remedy="return the loss without backward; a gradient that is part of it: torch.autograd.grad(...), or "
             "backward(inputs=[...])",
         )
+
+
+def refuse_number() -> None:
+    """Raise HeadwayError for a backward that has nowhere to go, as from what `forward_backward` returns."""
+    raise HeadwayError(
+        "backward is called on a number that needs no gradient, as the loss that forward_backward returns",
+        place=user_line(),
+        remedy="leave it out: forward_backward(batch) has done it; weigh or divide a loss in the loss function. "
+        "A GradScaler is not needed in bfloat16",
+    )
 
 
 def refuse_scale() -> None:

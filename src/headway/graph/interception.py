@@ -16,7 +16,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils import checkpoint
 from torch.utils.hooks import BackwardHook
 
-from headway.graph.backward import names_of, refuse_backward, refuse_scale
+from headway.graph.backward import names_of, refuse_backward, refuse_number, refuse_scale
 
 CHECKPOINT = "<checkpoint>"
 """Path of a checkpointed region, which is followed like a module call."""
@@ -146,10 +146,14 @@ class Interception:
         now = self.now
 
         def run(roots: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("accumulate_grad") and now.walk is not None:
+            if not kwargs.get("accumulate_grad"):
+                pass  # torch.autograd.grad
+            elif now.walk is not None:
                 now.walk.goes_back(roots, inputs)
-            elif kwargs.get("accumulate_grad") and now.model is not None:
+            elif now.model is not None:
                 refuse_backward(roots, inputs, names_of(now.model))
+            elif not any(getattr(root, "requires_grad", True) for root in roots):
+                refuse_number()
             return original(roots, gradients, keep, create, inputs, *args, **kwargs)
 
         return run

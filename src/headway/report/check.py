@@ -46,8 +46,10 @@ class Checked:
     def __str__(self) -> str:
         lines = _labelled("batch", list(self.leaves) or ["no leaves"])
         if self.graph is None:
-            cannot = "split" if isinstance(self.refusal, SplitError) else "trained"
-            return "\n".join([*lines, f"{'verdict':<10} cannot be {cannot}: it could not be recorded", str(self.refusal)])
+            cannot = (
+                f"cannot be {'split' if isinstance(self.refusal, SplitError) else 'trained'}: it could not be recorded"
+            )
+            return "\n".join([*lines, f"{'verdict':<10} {cannot}", str(self.refusal)])
         lines += [str(self.graph), *_labelled("in the way", in_the_way(self.graph) or ["nothing"])]
         lines += _labelled("loss", [self.weighs] if self.weighs else [])
         lines += _labelled("tried", [self.tried] if self.tried else [])

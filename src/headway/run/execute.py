@@ -17,6 +17,7 @@ from headway.collective.world import World
 from headway.errors import HeadwayError
 from headway.layout.split import Crossing, Split
 from headway.run.apart import Apart, Later
+from headway.run.autocast import forget_casts, without_autocast
 from headway.run.failure import in_place
 from headway.run.keep import Kept
 from headway.run.microbatch import LossParts, read_loss
@@ -234,6 +235,7 @@ class Step:
                     received[crossing.key] = self._hand_over(made.sends[crossing.key], crossing)
             if not torch.is_grad_enabled():
                 self._handed(source, micro, stage)
+        forget_casts(self.stages[stage].device.type)
         with in_place(self.stages[stage], micro):
             run = self.stages[stage].run
             result = self.kept.run(lambda: run(
@@ -280,7 +282,7 @@ class Step:
                 roots.append(made)
                 gradients.append(gradient)
         if roots:
-            with in_place(self.stages[stage], micro, "backward"):
+            with in_place(self.stages[stage], micro, "backward"), without_autocast(roots[0].device.type):
                 if action.kind is Kind.I and self.apart is not None:
                     with self.apart.collect(roots) as self.later[place]:
                         torch.autograd.backward(roots, gradients)
@@ -292,7 +294,8 @@ class Step:
     def _weights(self, action: Action) -> None:
         later = self.later.pop((action.stage, action.micro), None)
         if later is not None:
-            with in_place(self.stages[action.stage], action.micro, "backward"):
+            stage = self.stages[action.stage]
+            with in_place(stage, action.micro, "backward"), without_autocast(stage.device.type):
                 later.finish()
 
     @staticmethod
