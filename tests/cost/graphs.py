@@ -24,7 +24,7 @@ def chain(
     layer uses the first one's weight; with `mask` the first call makes a mask from the batch alone.
     """
     layers = len(widths) - 1
-    values = [Value(0, (samples, widths[0]), "float32", samples * widths[0] * itemsize, None, 0, False, False, 0)]
+    values = [Value(0, (samples, widths[0]), "float32", samples * widths[0] * itemsize, None, 0, False, False, 0, True)]
     calls: list[Call] = []
     offset = 0
     if mask:

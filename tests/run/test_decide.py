@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy
 import pytest
 import torch
 from torch import nn
 
 import headway
+from headway.collective.world import World
 from headway.graph.record import record
 from headway.run.decide import optimizer_states
+from headway.run.parallel import ParallelModel
 from tests.run.staged import difference, train_staged, train_whole
 
 
@@ -109,3 +114,36 @@ def test_advice_has_reason_price_and_remedy() -> None:
 @pytest.mark.parametrize(("kind", "states"), [(torch.optim.AdamW, 2), (torch.optim.SGD, 1), (torch.optim.Adafactor, 0)])
 def test_states_of_an_optimizer(kind: type[torch.optim.Optimizer], states: int) -> None:
     assert optimizer_states(kind) == states
+
+
+class Rotated(nn.Module):
+    """A model that takes tensors from elsewhere: of numpy, and one that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.scale = nn.Linear(3, 1), torch.full((3,), 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x * torch.from_numpy(numpy.arange(3, dtype=numpy.float32)) * self.scale)
+
+
+def test_a_plan_knows_the_leaves_of_the_batch_from_other_tensors() -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return (model(batch["x"]) - batch["y"]).square().mean()
+
+    model, batch = Rotated(), {"x": torch.randn(4, 3), "y": torch.randn(4, 1)}
+    plan = headway.plan(model, loss, batch)
+    assert plan.made_for is not None and plan.made_for.batch == ("float32 [*, 3]", "float32 [*, 1]")
+    parallel = ParallelModel(model, loss, plan, World())
+    torch.testing.assert_close(parallel.predict(batch), model(batch["x"]).detach())
+    torch.testing.assert_close(parallel.predict(batch["x"]), model(batch["x"]).detach())
+
+
+def test_advice_is_not_given_about_a_plan_for_something_else() -> None:
+    def other(model: nn.Module, batch: Any) -> torch.Tensor:
+        return loss(model, batch) * 2
+
+    plan = headway.plan(net(8), loss, BATCH)
+    for model, program, words in ((net(16), loss, "another model"), (net(8), other, "another program")):
+        with pytest.raises(headway.PlanError, match=words):
+            headway.advise(model, program, BATCH, plan)

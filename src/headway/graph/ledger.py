@@ -59,7 +59,9 @@ class Ledger:
             self.storages[key] = (storage if storage is not None else tensor, len(self.storages))
         return self.storages[key][1]
 
-    def add(self, tensor: torch.Tensor, *, producer: int | None, output: int, derived: bool) -> int:
+    def add(
+        self, tensor: torch.Tensor, *, producer: int | None, output: int, derived: bool, given: bool = False
+    ) -> int:
         """Enter a new value."""
         number = len(self.values)
         self.known[id(tensor)] = (tensor, number)
@@ -78,6 +80,7 @@ class Ledger:
                 derived=derived,
                 requires_grad=tensor.requires_grad,
                 storage=storage,
+                given=given,
             )
         )
         return number

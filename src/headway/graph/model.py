@@ -59,6 +59,7 @@ class Value:
     derived: bool  # depends on a parameter (or a derived value): a later stage cannot compute it from the batch alone
     requires_grad: bool
     storage: int  # tensors with the same storage are aliases
+    given: bool = False  # a leaf of the batch
 
 
 @dataclass(frozen=True)

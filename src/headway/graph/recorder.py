@@ -79,7 +79,7 @@ class Recorder(Walk):
         self.host_draws: dict[str, None] = {}  # lines of calls before which Python's or numpy's numbers were drawn
         for leaf in tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
-                self.ledger.add(leaf, producer=None, output=0, derived=False)
+                self.ledger.add(leaf, producer=None, output=0, derived=False, given=True)
 
     # events
 

@@ -72,12 +72,8 @@ def digests(parameters: Iterable[ParameterInfo]) -> dict[str, str]:
 
 
 def batch_leaves(graph: ModelGraph) -> tuple[str, ...]:
-    """Return dtype and shape of each tensor that the program gets from outside, * for the samples."""
-    return tuple(
-        leaf_text(value.dtype, value.shape, graph.samples)
-        for value in graph.values
-        if value.producer is None and not value.derived
-    )
+    """Return dtype and shape of each tensor of the batch, * for the samples."""
+    return tuple(leaf_text(value.dtype, value.shape, graph.samples) for value in graph.values if value.given)
 
 
 def leaf_text(dtype: str, shape: Iterable[int], samples: int) -> str:

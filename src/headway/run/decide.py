@@ -97,13 +97,16 @@ def advise(model: nn.Module, loss: Loss, batch: Any, plan: Plan) -> list[Advice]
     """Say what could be changed about a model, its batch or its plan: rules with a reason, a price and a remedy.
 
     `batch` is one global batch, as for `plan`; the program is recorded for the plan's micro-batch, on the cluster that
-    the plan is for. Nothing is changed: what would change the training itself is only ever offered.
+    the plan is for. Nothing is changed: what would change the training itself is only ever offered. Raises PlanError
+    when the plan was made for another model, program or batch.
     """
     check_planned(model, loss, optimizer=torch.optim.AdamW)
     check_plan(plan)
     graph = _recorder(model, loss, batch)(min(plan.micro_batch, num_samples(batch)))
     machine = plan.made_for.cluster if plan.made_for else f"{plan.size}xcpu"
-    return rules.advise(graph, plan, Cluster(f"{machine}:{plan.device_memory}B" if plan.device_memory else machine))
+    cluster = Cluster(f"{machine}:{plan.device_memory}B" if plan.device_memory else machine)
+    plan.check_fingerprint(graph, cluster)
+    return rules.advise(graph, plan, cluster)
 
 
 def _checked(model: nn.Module, loss: Loss, batch: Any, samples: int) -> Checked:
