@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -347,3 +348,19 @@ def test_recurrent_layers_count_alike_on_meta_and_on_real_numbers(cell: type[nn.
     want = sum(2 * 12 * p.numel() for p in model.parameters() if p.dim() == 2)
     assert record(model, plain, torch.randn(3, 4, 5)).flops == want
     assert record(model, reading, torch.randn(3, 4, 5)).flops == 2 * want
+
+
+def test_what_a_loss_returns_inside_a_dataclass_crosses_the_cuts_behind_it() -> None:
+    @dataclass(frozen=True)
+    class Sum:
+        total: torch.Tensor
+        count: float
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> Any:
+        out = model(batch)
+        large = Sum(out.detach().abs().sum(), float(out.numel()))
+        return out.square().mean(), {"large": large}
+
+    graph = record(nn.Linear(4, 4), loss, torch.randn(3, 4))
+    made = next(call for call in graph.calls if call.function.endswith("sum")).outputs
+    assert set(made) <= set(graph.cuts[-1].boundary)

@@ -12,8 +12,10 @@ from torch import nn
 import headway
 from headway.collective.world import World
 from headway.graph.record import record
+from headway.layout.split import split
 from headway.run.decide import optimizer_states
 from headway.run.parallel import ParallelModel
+from headway.run.verify import verify_split
 from tests.run.staged import difference, train_staged, train_whole
 
 
@@ -37,6 +39,18 @@ def test_planning_needs_no_device_and_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_program_that_writes_its_batch_is_recorded_and_verified_on_copies() -> None:
+    def centred(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return (model(batch.sub_(0.5)).square() + batch[:, :1]).mean()
+
+    batch = torch.ones(12, 8)
+    plan = headway.plan(net(), centred, batch, cluster="2xcpu:4GiB", fixed={"pipeline": 2})
+    assert plan.split is not None
+    graph = record(net(), centred, torch.ones(2, 8))
+    assert verify_split(net(), centred, batch, split(graph, [graph.cuts[2].name]), lambda samples: graph).passed
+    assert torch.equal(batch, torch.ones(12, 8))
 
 
 def test_a_model_on_meta_gets_the_plan_of_the_same_model_with_values() -> None:

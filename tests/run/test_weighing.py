@@ -118,6 +118,26 @@ def test_what_a_model_counts_in_its_buffers_is_as_before() -> None:
     assert model.calls == 0
 
 
+def test_a_sum_is_seen_beside_what_all_samples_share() -> None:
+    model, batch = model_and_batch()
+
+    def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
+        return (model(batch[0]) * batch[2]).square().sum()
+
+    assert weigh(model, scaled, (*batch, headway.Shared(torch.ones(4).double()))).reduction == "sum"
+
+
+def test_a_program_that_writes_its_batch_is_given_copies() -> None:
+    model, batch = model_and_batch()
+    before = batch[0].clone()
+
+    def centred(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0].sub_(0.5)).square().sum()
+
+    assert weigh(model, centred, batch).reduction == "sum"
+    assert torch.equal(batch[0], before)
+
+
 def trained_by(world: World, loss: Loss, fixed: dict[str, object]) -> list[Any]:
     """Give losses, norms and gradients of two batches, the second a smaller one."""
     model, batch = model_and_batch()

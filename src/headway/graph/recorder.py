@@ -31,6 +31,7 @@ from headway.graph.walk import (
     is_shape_read,
     map_tensors,
     module_paths,
+    returned_tensors,
     short_name,
     tensors_of,
 )
@@ -311,8 +312,7 @@ class Recorder(Walk):
         `replaced` are the buffers for which the program put other tensors, with those.
         """
         known, values = self.ledger.known, self.ledger.values
-        leaves = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
-        results = [known[id(leaf)][1] for leaf in leaves if id(leaf) in known]
+        results = [known[id(leaf)][1] for leaf in returned_tensors(result) if id(leaf) in known]
         self._note_replaced(replaced)
         modules = [self._closed(m) for m in self.modules]
         draws = [m.draws for m in self.modules]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import BackwardHook
 
 from headway.graph.backward import names_of, refuse_backward
@@ -107,6 +109,17 @@ def tensors_of(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
             tensors_of(item, found)
     elif isinstance(value, slice):
         tensors_of((value.start, value.stop, value.step), found)
+    return found
+
+
+def returned_tensors(result: Any) -> list[torch.Tensor]:
+    """Collect the tensors of what a program returned; those of dataclasses (`headway.Mean`), too."""
+    found = []
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += returned_tensors([getattr(leaf, item.name) for item in fields(leaf)])
     return found
 
 

@@ -32,7 +32,7 @@ from headway.planner.plan import Plan
 from headway.planner.search import search
 from headway.report.check import Checked, leaf_text, tried_text
 from headway.run.arguments import check_plan, check_planned
-from headway.run.microbatch import Mean, batch_leaves, cut, num_samples, read_loss
+from headway.run.microbatch import Mean, batch_leaves, copied, cut, num_samples, read_loss
 from headway.run.verify import verify_split
 from headway.run.weighing import Weighing, weigh
 
@@ -235,7 +235,7 @@ def _recorder(model: nn.Module, loss: Loss, batch: Any) -> Callable[[int], Model
 
     def recorded(samples: int) -> ModelGraph:
         with _to_be_trained(model):
-            run = record_run(model, loss, cut(batch, 0, samples), samples=samples)
+            run = record_run(model, loss, copied(cut(batch, 0, samples)), samples=samples)
         _check_loss(run.result, samples)
         return run.graph
 

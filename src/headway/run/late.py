@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,17 +91,30 @@ class Late:
         return result
 
     def present(self, value: Any) -> Any:
-        """Replace the absent tensors in nested arguments by real ones, where they can be computed."""
+        """Replace the absent tensors in nested arguments by real ones, where they can be computed.
 
-        def change(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.is_meta or id(tensor) not in self.left:
-                return tensor
+        Lists and dicts stay the objects that they are: the program may hold them too, and what is called may write
+        them (append a value, count layers).
+        """
+        if isinstance(value, torch.Tensor):
+            if not value.is_meta or id(value) not in self.left:
+                return value
             try:
-                return self._value(tensor)
+                return self._value(value)
             except _Missing:
-                return tensor
-
-        return map_tensors(value, change)
+                return value
+        if isinstance(value, list | dict):
+            for key, item in list(enumerate(value) if isinstance(value, list) else value.items()):
+                real = self.present(item)
+                if real is not item:
+                    value[key] = real
+            return value
+        if isinstance(value, tuple):
+            items = [self.present(item) for item in value]
+            if all(map(is_, items, value)):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.made:

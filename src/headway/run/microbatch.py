@@ -161,6 +161,11 @@ def cut(batch: Any, start: int, stop: int, *, keep_shared: bool = False) -> Any:
     return map_leaves(batch, part)
 
 
+def copied(batch: Any) -> Any:
+    """Copy the tensors of a batch, for a program that may write what it is given (`x.sub_(mean)`)."""
+    return map_leaves(batch, lambda place, leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move a batch's tensors to a device, without waiting where memory is pinned."""
 

@@ -15,7 +15,7 @@ from headway.graph.model import ModelGraph
 from headway.graph.weights import state_of
 from headway.journal import Verified
 from headway.layout.split import Split, split
-from headway.run.microbatch import cut, num_samples, read_loss
+from headway.run.microbatch import copied, cut, num_samples, read_loss
 from headway.run.randomness import Chance, seeded
 from headway.run.stage import Key, Stage
 
@@ -118,7 +118,7 @@ def _run(
                 if made is not None:
                     tensor = made.detach().clone()
                     inputs[crossing.key] = tensor.requires_grad_(train and crossing.differentiable)
-            result = Stage.of(split, part.index, model, loss, device).run(batch, inputs, answers, chance)
+            result = Stage.of(split, part.index, model, loss, device).run(copied(batch), inputs, answers, chance)
             answers, output = dict(result.answers), result.output
             received.append(inputs)
             sent.append(dict(result.sends))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headway.graph.weights import state_of
-from headway.run.microbatch import Mean, cut, map_leaves, num_samples
+from headway.run.microbatch import Mean, copied, cut, map_leaves, num_samples
 from headway.run.randomness import seeded
 
 HALF = 2
@@ -40,13 +40,14 @@ def weigh(model: nn.Module, loss: Callable[[nn.Module, Any], Any], batch: Any) -
     half = min(HALF, num_samples(batch) // 2)
     if not half or any(p.is_meta for p in model.parameters()):
         return Weighing()
-    parts = [cut(batch, 0, 2 * half), cut(batch, 0, half), cut(batch, half, 2 * half), _twice(batch, half)]
+    whole, twice_it = (cut(batch, 0, 2 * half), 2 * half), (_twice(batch, half), 2 * half)
+    parts = [whole, (cut(batch, 0, half), half), (cut(batch, half, 2 * half), half), twice_it]
     modes = [(module, module.training) for module in model.modules()]
     state = [(tensor, tensor.clone()) for tensor in state_of(model).values()]
     model.eval()
     try:
         with torch.no_grad():
-            found = [_loss(model, loss, part, 0) for part in parts] + [_loss(model, loss, parts[0], 1)]
+            found = [_loss(model, loss, *part, 0) for part in parts] + [_loss(model, loss, *whole, 1)]
     except Exception:  # whatever a model does not like about this, training is not refused for it
         return Weighing()
     finally:
@@ -90,13 +91,15 @@ def _twice(batch: Any, half: int) -> Any:
     return cut(map_leaves(cut(batch, 0, half, keep_shared=True), doubled), 0, 2 * half)
 
 
-def _loss(model: nn.Module, loss: Callable[[nn.Module, Any], Any], part: Any, seed: int) -> tuple[float, float, Any]:
-    """Compute the loss of a part: its value, what it counts for, and its dtype."""
+def _loss(
+    model: nn.Module, loss: Callable[[nn.Module, Any], Any], part: Any, samples: int, seed: int
+) -> tuple[float, float, Any]:
+    """Compute the loss of so many samples: its value, what it counts for, and its dtype."""
     with seeded(seed):
-        result = loss(model, part)
+        result = loss(model, copied(part))
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         result = result[0]
     if isinstance(result, Mean):
         count = float(result.count)
         return float(result.total) / count, count, result.total.dtype
-    return float(result), float(num_samples(part)), result.dtype
+    return float(result), float(samples), result.dtype
