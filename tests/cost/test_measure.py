@@ -81,6 +81,15 @@ def test_in_place_calls_and_value_reads_are_replayed() -> None:
     assert measure_calls(graph, threads=1).estimated == 0.0
 
 
+def test_calls_that_take_a_shape_are_replayed() -> None:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        y = model(batch)
+        return (y.view(y.shape) + torch.zeros(y.shape) + y.expand(y.size()).reshape(y.shape[:1] + y.shape[1:])).mean()
+
+    times = measure_calls(record(nn.Linear(8, 8), loss, torch.randn(4, 8)), threads=1)
+    assert times.estimated == 0.0 and all(seconds > 0 for seconds in times.forward)
+
+
 def test_no_time_left_means_estimates(model: nn.Module) -> None:
     assert measure_calls(record(model, loss, torch.randn(64, 256)), threads=1, budget=0.0).estimated == pytest.approx(
         1.0

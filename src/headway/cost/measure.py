@@ -164,7 +164,8 @@ def _signature(graph: ModelGraph, call: Call) -> str:
 
 def _map(template: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(template, tuple | list):
-        return type(template)(_map(item, change) for item in template) if not hasattr(template, "_fields") else template
+        kind = tuple if isinstance(template, torch.Size) else type(template)
+        return kind(_map(item, change) for item in template) if not hasattr(template, "_fields") else template
     if isinstance(template, dict):
         return {key: _map(item, change) for key, item in template.items()}
     if isinstance(template, slice):
