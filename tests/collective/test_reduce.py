@@ -236,6 +236,46 @@ def test_the_order_is_that_in_which_gradients_came() -> None:
     assert sorted(names) == sorted(name for name, p in Net().named_parameters() if p.requires_grad)
 
 
+class Doubled(torch.autograd.Function):
+    """Takes a weight and has no gradient for it, as a quantiser whose scale is not learned."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0] * 2, None
+
+
+def without_gradients(world: World, idle: int) -> dict[str, Any]:
+    """Make three steps, in the first of which one rank has no samples; give the gradients, and what was learned."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "scale": nn.Linear(2, 2)}).double()
+    reducer = Reducer(world, world.everyone, dict(model.named_parameters()), direct_bytes=0, bucket_bytes=64)
+    for step in range(3):
+        model.zero_grad()
+        reducer.begin()
+        reducer.arm()
+        if step or world.rank != idle:
+            x = torch.full((1, 2), float(world.rank + step)).double()
+            (Doubled.apply(model["a"](x), model["scale"].weight) + model["b"](x)).sum().backward()
+        reducer.finish()
+    learned = reducer.state_dict()["order"][0]
+    return {"learned": learned, **gradients(model)}
+
+
+@pytest.mark.several
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_rank_without_samples_in_the_first_step_and_a_gradient_of_nothing(idle: int) -> None:
+    first, second = on_ranks(2, without_gradients, idle, deadline=10.0)
+    assert first.pop("learned") == second.pop("learned") == "b.bias"
+    for name, gradient in first.items():
+        want = {"a.weight": 10.0, "a.bias": 4.0, "b.weight": 5.0, "b.bias": 2.0}.get(name)
+        assert (gradient is None) == (second[name] is None) == (want is None)
+        assert want is None or torch.equal(gradient, torch.full_like(gradient, want)), name
+
+
 def aliases(world: World) -> None:
     """Gradients whose memory autograd shares with others must not be reduced in place."""
     a, b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))

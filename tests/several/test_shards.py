@@ -237,6 +237,12 @@ def rounded(world: World) -> None:
             assert float(norm) == pytest.approx(float(exact["norm"]), rel=1e-6 if codec == "fp32" else 0.02)
     with pytest.raises(headway.HeadwayError, match="share parameters out"):
         parallel(batch_of(0)[0])
+    for refused, why in ((torch.ones(()), "scale is a scalar"), (torch.ones(6, dtype=torch.float64), "of one dtype")):
+        odd = Net()
+        odd.scale = nn.Parameter(refused)
+        plan = headway.plan(odd, loss, batch_of(0), cluster="2xcpu:4GiB", fixed={"data": 2, "shard": "parameters"})
+        with pytest.raises(headway.PlanError, match=why):
+            ParallelModel(odd, loss, plan, world)
     with pytest.raises(headway.PlanError, match="has none of this optimizer"):
         headway.plan(
             Net(), loss, batch_of(0), cluster="2xcpu", optimizer=torch.optim.Adafactor, fixed={"shard": "parameters"}

@@ -167,9 +167,8 @@ def watch(
     """
 
     def complete(parameter: torch.Tensor) -> None:
-        if slot.name not in armed():
+        if slot.name not in armed() or parameter.grad is None:  # autograd calls hooks for gradients of nothing, too
             return
-        assert parameter.grad is not None
         if slot.seen:
             raise RankError(
                 f"{slot.name} got a second gradient in one backward",

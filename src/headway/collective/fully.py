@@ -39,7 +39,7 @@ class FullyShardedReducer:
     backward stands between `arm()` and `complete()`; afterwards each slice has the sum over ranks and backwards in
     `.grad`, times both scales. Every rank must run the same blocks equally often. With several groups `among` all
     copies, slices are summed with those of the others in the last of the `backwards` that `begin` tells of, by `codec`;
-    with one group the codec writes gradients there. Raises PlanError for parameters of several dtypes.
+    with one group the codec writes gradients there. Raises PlanError for parameters of several dtypes, and for scalars.
 
     Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
     """
@@ -50,7 +50,7 @@ class FullyShardedReducer:
         group = among.near
         self._world, self._group, self._copies, self.codec = world, group, among.copies, codec
         self._across = Across(world, among.across, codec) if among.several else None
-        _check_dtypes(dict(model.named_parameters()))
+        _check(dict(model.named_parameters()))
         modules = {path: model.get_submodule(path) for path in blocks}
         own = {path: block for path, block in modules.items() if _stands_alone(model, block)}
         self._root = root = _Root(model)
@@ -276,7 +276,13 @@ def _stands_alone(root: nn.Module, block: nn.Module) -> bool:
     return bool(own) and not any(id(p) in own for m in others for p in m.parameters(recurse=False))
 
 
-def _check_dtypes(parameters: Mapping[str, nn.Parameter]) -> None:
+def _check(parameters: Mapping[str, nn.Parameter]) -> None:
+    scalar = next((name for name, parameter in parameters.items() if not parameter.dim()), None)
+    if scalar is not None:
+        raise PlanError(
+            f'shard="parameters" cuts parameters along dim 0, and {scalar} is a scalar',
+            remedy=f'fixed={{"shard": "gradients"}}, or {scalar} of shape [1]',
+        )
     dtypes: dict[torch.dtype, str] = {}
     for name, parameter in parameters.items():
         dtypes.setdefault(parameter.dtype, name)

@@ -176,13 +176,13 @@ class Reducer:
             if scale != 1.0 and bucket.values is not None:
                 bucket.values.mul_(scale)
         used = self._used()
+        some = any(used)  # the same on all ranks
         sum_over_stages(self._world, self._shared, used)
         for slot in self._slots:
             settle(slot, used[slot.number], scale, self._group.size)
         self.unused = tuple(slot.name for slot in self._slots if not used[slot.number])
-        if self._order:
-            self._learn(self._order)
-            self._order = None
+        if self._order is not None and some:  # a rank without samples has no gradients, and takes part
+            self._order = self._learn(self._order)
         self._check.steps += 1
         if event is not None and event.now != self.codec:
             self._use(event.now)
@@ -320,14 +320,20 @@ class Reducer:
             self._sums.bases.update(state.get("bases", {}))
         lay(self._buckets, kept, everywhere=self._feedback)
 
-    def _learn(self, order: list[int]) -> None:
-        """Take over the order in which the first rank's gradients became ready; the rest keep theirs, at the end."""
+    def _learn(self, order: list[int]) -> list[int] | None:
+        """Take over the order in which the first rank's gradients became ready; the rest keep theirs, at the end.
+
+        Returns what is still to be learned: nothing, or all, in a later step, where that rank had no gradients.
+        """
         order = self._world.broadcast_object(order, source=self._group.ranks[0], group=self._group)
+        if not order:
+            return []
         known = set(order)
         rest = [slot for slot in reversed(self._slots) if slot.number not in known]
         slots = [self._slots[number] for number in order] + rest
         if slots != [slot for bucket in self._buckets for slot in bucket.slots]:
             self._assign(slots)
+        return None
 
     def _assign(self, slots: Sequence[Slot]) -> None:
         kept = lost_by_name(self._buckets)
