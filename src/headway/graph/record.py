@@ -17,6 +17,7 @@ from headway.graph.host import Gaps, seed_host
 from headway.graph.model import ModelGraph
 from headway.graph.recorder import Recorder
 from headway.graph.twin import twin_of
+from headway.graph.walk import all_tensors
 from headway.graph.weights import state_of
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -47,7 +48,7 @@ def record_run(model: nn.Module, loss: Loss, batch: Any, *, samples: int | None 
     Raises SplitError when a value is read, the model is on meta, and a twin is too large or fails.
     """
     if samples is None:
-        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+        leaves = [leaf for leaf in all_tensors(batch) if leaf.dim()]
         samples = leaves[0].shape[0] if leaves else 1
     has_values = not any(p.is_meta for p in model.parameters())
     try:

@@ -25,13 +25,13 @@ from headway.graph.liveness import allowed_cuts, guarded_modules
 from headway.graph.model import Call, ModelGraph, ModuleCall, Position, Ref, Weight
 from headway.graph.walk import (
     Walk,
+    all_tensors,
     function_name,
     is_in_place,
     is_read,
     is_shape_read,
     map_tensors,
     module_paths,
-    returned_tensors,
     short_name,
     tensors_of,
 )
@@ -78,9 +78,8 @@ class Recorder(Walk):
         self.branches = self.went_back = False
         self.gaps: Gaps | None = None  # between calls, in which Python's or numpy's numbers are drawn
         self.host_draws: dict[str, None] = {}  # lines of calls before which Python's or numpy's numbers were drawn
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor):
-                self.ledger.add(leaf, producer=None, output=0, derived=False, given=True)
+        for leaf in all_tensors(batch):
+            self.ledger.add(leaf, producer=None, output=0, derived=False, given=True)
 
     # events
 
@@ -312,7 +311,7 @@ class Recorder(Walk):
         `replaced` are the buffers for which the program put other tensors, with those.
         """
         known, values = self.ledger.known, self.ledger.values
-        results = [known[id(leaf)][1] for leaf in returned_tensors(result) if id(leaf) in known]
+        results = [known[id(leaf)][1] for leaf in all_tensors(result) if id(leaf) in known]
         self._note_replaced(replaced)
         modules = [self._closed(m) for m in self.modules]
         draws = [m.draws for m in self.modules]

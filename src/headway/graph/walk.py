@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -112,14 +113,19 @@ def tensors_of(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-def returned_tensors(result: Any) -> list[torch.Tensor]:
-    """Collect the tensors of what a program returned; those of dataclasses (`headway.Mean`), too."""
+def all_tensors(value: Any) -> list[torch.Tensor]:
+    """Collect the tensors of a batch or of what a program returned: also of dataclasses (`headway.Mean`) and UserDicts.
+
+    UserDicts are what tokenizers and collators of transformers give (`BatchEncoding`).
+    """
     found = []
-    for leaf in tree_leaves(result):
+    for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
+        elif isinstance(leaf, UserDict):
+            found += all_tensors(list(leaf.values()))
         elif is_dataclass(leaf) and not isinstance(leaf, type):
-            found += returned_tensors([getattr(leaf, item.name) for item in fields(leaf)])
+            found += all_tensors([getattr(leaf, item.name) for item in fields(leaf)])
     return found
 
 

@@ -122,8 +122,10 @@ class Apart(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Route one torch call (torch's protocol for modes)."""
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # first: a compiler that follows this code cannot look functions up
+            return func(*args, **kwargs)
         read = READ.get(func)
-        if read is None or torch.compiler.is_compiling() or not torch.is_grad_enabled() or _is_watched():
+        if read is None or not torch.is_grad_enabled() or _is_watched():
             return func(*args, **kwargs)
         found = read(*args, **kwargs)
         if found is None:

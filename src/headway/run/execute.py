@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from headway.collective.channel import Channel, Signature, signature_of
 from headway.collective.world import World
 from headway.errors import HeadwayError
+from headway.graph.walk import all_tensors
 from headway.layout.split import Crossing, Split
 from headway.run.apart import Apart, Later
 from headway.run.autocast import forget_casts, without_autocast
@@ -334,4 +334,4 @@ def _leaf(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:
-    return tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    return tuple((leaf.shape, leaf.dtype) for leaf in all_tensors(batch))
