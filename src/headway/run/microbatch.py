@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, UserDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._pytree import keystr as path_text
-from torch.utils._pytree import tree_flatten, tree_map_with_path, tree_unflatten
+from torch.utils._pytree import tree_map_with_path
 
 from headway.errors import BatchError
 
@@ -233,14 +233,26 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
+def leaves_of(output: Any) -> list[Any]:
+    """List what an output is made of, in order; fields of dataclasses, too."""
+    found: list[Any] = []
+    map_leaves(output, lambda place, leaf: found.append(leaf))
+    return found
+
+
+def with_leaves(output: Any, leaves: Iterable[Any]) -> Any:
+    """Rebuild an output with others in place of `leaves_of` it."""
+    following = iter(leaves)
+    return map_leaves(output, lambda place, leaf: next(following))
+
+
 def join(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Join the outputs of micro-batches: tensors with one row a sample are concatenated, the rest is the first's."""
-    flat = [tree_flatten(part) for part in parts]
     leaves = []
-    for column in zip(*(leaves for leaves, _ in flat), strict=True):
+    for column in zip(*map(leaves_of, parts), strict=True):
         rows = all(
             isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size
             for leaf, size in zip(column, sizes, strict=True)
         )
         leaves.append(torch.cat(list(column)) if rows else column[0])
-    return tree_unflatten(leaves, flat[0][1])
+    return with_leaves(parts[0], leaves)

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from headway.collective.world import Group, World
 from headway.errors import RankError
 from headway.planner.fingerprint import leaf_text
 from headway.planner.plan import Plan
-from headway.run.microbatch import Shared, batch_leaves, join, num_samples
+from headway.run.microbatch import Shared, batch_leaves, join, leaves_of, num_samples, with_leaves
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,14 @@ def _whole(world: World, stages: Group, output: Any) -> Any:
     """Put one output together: each leaf from a stage that has its values."""
     if stages.size == 1:
         return output
-    leaves, spec = tree_flatten(output) if output is not None else ([], None)
+    leaves = leaves_of(output) if output is not None else []
     values = {i: leaf for i, leaf in enumerate(leaves) if not (isinstance(leaf, torch.Tensor) and leaf.is_meta)}
     # the structure travels as the output itself with numbers for leaves: a TreeSpec is not made to be pickled
-    shape = None if spec is None else tree_unflatten(list(range(len(leaves))), spec)
+    shape = None if output is None else with_leaves(output, range(len(leaves)))
     together: dict[int, Any] = {}
     for theirs, their_shape in world.gather_objects((values, shape), stages):
         together.update(theirs)
         shape = their_shape if shape is None else shape
-    if shape is None or len(together) != len(tree_leaves(shape)):
+    if shape is None or len(together) != len(leaves_of(shape)):
         raise RankError("no stage has what the model returns", remedy="model.predict takes what loss(model, ...) takes")
-    return tree_map(lambda place: together[place], shape)
+    return with_leaves(shape, [together[place] for place in leaves_of(shape)])
