@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headway.cost.cluster import Cluster
 from headway.cost.memory import (
     RUNTIME_BYTES_CPU,
+    Storages,
     activation_bytes,
     batch_bytes,
-    held_storages,
     names_of,
     stage_memory,
     static_bytes,
@@ -29,10 +29,10 @@ from tests.cost.graphs import chain
 
 def test_what_is_kept_from_forward_to_backward() -> None:
     graph = chain()
-    assert held_storages(graph, 0, 4) == {1, 2, 3}  # the batch is there anyway, the loss is not saved
+    assert Storages.of(graph).held(0, 4) == {1, 2, 3}  # the batch is there anyway, the loss is not saved
     assert activation_bytes(graph, 0, 4) == 96
-    assert held_storages(graph, 0, 2) == {1, 2}  # 2 is sent
-    assert held_storages(graph, 2, 4) == {2, 3}  # 2 is received
+    assert Storages.of(graph).held(0, 2) == {1, 2}  # 2 is sent
+    assert Storages.of(graph).held(2, 4) == {2, 3}  # 2 is received
 
 
 def test_temporaries_of_the_whole_model() -> None:

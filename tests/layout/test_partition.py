@@ -7,6 +7,7 @@ import time
 from itertools import combinations
 from math import inf
 
+import numpy as np
 import pytest
 
 from headway.errors import PlanError
@@ -65,7 +66,7 @@ def test_no_partition_is_better(seed: int) -> None:
         partitions = brute_force(weights, num_stages, allowed=allowed, boundary=boundary, speeds=speeds, fits=fits)
         options = {"allowed": allowed, "boundary": boundary, "speeds": speeds}
         if limits[0] < inf:
-            options |= {"memory": memory, "in_flight": in_flight, "static": static, "limits": limits}
+            options |= {"memory": memory, "in_flight": in_flight, "static": many(static), "limits": limits}
         if not partitions:
             refused += 1
             with pytest.raises(PlanError):
@@ -86,6 +87,11 @@ def test_no_partition_is_better(seed: int) -> None:
     assert refused < 150
 
 
+def many(static):
+    """Give a function of one range as one of many ranges."""
+    return lambda first, last, stage: np.array([static(*ends, stage) for ends in zip(first, last, strict=True)])
+
+
 def test_additive_static_bytes_equal_a_function() -> None:
     draw = random.Random(1)
     for _ in range(100):
@@ -93,7 +99,7 @@ def test_additive_static_bytes_equal_a_function() -> None:
         held = [draw.randint(0, 9) for _ in weights]
         limits = [draw.randint(15, 30) for _ in range(3)]
         answers = []
-        for static in (held, lambda first, last, _, held=held: sum(held[first:last])):
+        for static in (held, many(lambda first, last, _, held=held: sum(held[first:last]))):
             try:
                 answers.append(balance(weights, 3, static=static, limits=limits))
             except PlanError as error:

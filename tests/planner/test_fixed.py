@@ -10,7 +10,7 @@ import pytest
 from headway.cost.cluster import Cluster
 from headway.errors import PlanError
 from headway.planner.fixed import KEYS
-from headway.planner.plan import Plan
+from headway.planner.plan import Plan, micro_batches, shares
 from headway.planner.search import search
 from headway.schedule.action import Action, Kind, Schedule
 from headway.schedule.catalogue import build
@@ -51,7 +51,8 @@ def test_what_is_fixed_is_used(fixed: dict[str, object]) -> None:
     result = plan(**fixed)
     assert {name: getattr(result, name) for name in fixed} == fixed
     assert result.split is not None and result.split.num_stages == result.pipeline * result.chunks
-    assert sum(sum(result.micro_batches_of(copy)) for copy in range(result.data)) == 12
+    copies = shares(result.global_batch, result.data)
+    assert sum(sum(micro_batches(share, result.num_micro_batches, result.micro_batch)) for share in copies) == 12
 
 
 def _action(cell: str) -> Action:

@@ -127,5 +127,6 @@ def test_ranks_count_copies_innermost() -> None:
     plan = make(data=2, pipeline=2)
     assert plan.size == 4 and len(plan.memory) == 4
     assert plan.memory[0] == plan.memory[1] and plan.memory[2] == plan.memory[3]
-    assert [plan.samples_of(copy) for copy in range(2)] == [6, 6]
-    assert sum(plan.micro_batches_of(0)) == 6 and max(plan.micro_batches_of(0)) == plan.micro_batch
+    assert shares(plan.global_batch, plan.data) == (6, 6)
+    sizes = micro_batches(6, plan.num_micro_batches, plan.micro_batch)
+    assert sum(sizes) == 6 and max(sizes) == plan.micro_batch

@@ -79,49 +79,66 @@ def static_bytes(graph: ModelGraph, names: Iterable[str], optimizer_states: int)
     return parameter_bytes(graph, held) + (1 + optimizer_states) * parameter_bytes(graph, held, trainable=True)
 
 
-def received(graph: ModelGraph, first: int, last: int) -> set[int]:
-    """Return the storages of derived values made before a stage that its calls use."""
-    return {
-        graph.values[value].storage
-        for call in graph.calls[first:last]
-        if call.derived
-        for value in call.inputs
-        if _producer(graph, value) < first and graph.values[value].derived
-    }
+@dataclass(frozen=True)
+class Storages:
+    """Who makes, uses and saves each storage of a graph: read off once, for the ranges of many stages.
 
-
-def sent(graph: ModelGraph, first: int, last: int) -> set[int]:
-    """Return the storages of derived values made in a stage that calls after it use."""
-    return {
-        graph.values[value].storage
-        for call in graph.calls[last:]
-        if call.derived
-        for value in call.inputs
-        if first <= _producer(graph, value) < last and graph.values[value].derived
-    }
-
-
-def held_storages(graph: ModelGraph, first: int, last: int) -> set[int]:
-    """Return the storages that a stage keeps for a micro-batch from its F to its B.
-
-    What its calls save for backward (each storage once, whichever call saved it first), what it received, and what it
-    sent (the roots of its backward). Leaves of the batch are not among them: they are there anyway.
+    Leaves of the batch are left out; they are there anyway.
     """
-    ever_saved = {storage for call in graph.calls for storage in call.saved}
-    held = received(graph, first, last) | sent(graph, first, last)
-    for call in graph.calls[first:last]:
-        held.update(call.saved)
-        held.update(s for s in (graph.values[v].storage for v in call.inputs) if s in ever_saved)
-    leaves = {value.storage for value in graph.values if value.producer is None and not value.derived}
-    return held - leaves
+
+    leaves: frozenset[int]
+    kept: tuple[tuple[int, ...], ...]
+    """[calls] storages that a call saves for backward, or takes where some call saves them"""
+    taken: tuple[tuple[tuple[int, int], ...], ...]
+    """[calls] storages that a call takes of earlier calls, and which call made the value"""
+    made: tuple[tuple[tuple[int, int], ...], ...]
+    """[calls] storages that a call makes for later calls, and which call uses the value last"""
+
+    @classmethod
+    def of(cls, graph: ModelGraph) -> Storages:
+        """Read a graph."""
+        values = graph.values
+        leaves = frozenset(value.storage for value in values if value.producer is None and not value.derived)
+        ever = {storage for call in graph.calls for storage in call.saved}
+        last: dict[int, int] = {}
+        for call in graph.calls:
+            last.update(dict.fromkeys((v for v in call.inputs if call.derived and values[v].derived), call.index))
+        kept, taken = [], []
+        made: list[list[tuple[int, int]]] = [[] for _ in graph.calls]
+        for call in graph.calls:
+            own = {*call.saved, *(s for s in (values[v].storage for v in call.inputs) if s in ever)} - leaves
+            kept.append(tuple(own))
+            used = (v for v in call.inputs if call.derived and values[v].derived and values[v].storage not in leaves)
+            taken.append(tuple((values[v].storage, _producer(graph, v)) for v in used))
+        for value, user in last.items():
+            producer = values[value].producer
+            if producer is not None and values[value].storage not in leaves:
+                made[producer].append((values[value].storage, user))
+        return cls(leaves, tuple(kept), tuple(taken), tuple(map(tuple, made)))
+
+    def received(self, first: int, last: int) -> set[int]:
+        """Return the storages of derived values made before a stage that its calls use."""
+        return {storage for call in self.taken[first:last] for storage, maker in call if maker < first}
+
+    def sent(self, first: int, last: int) -> set[int]:
+        """Return the storages of derived values made in a stage that calls after it use."""
+        return {storage for call in self.made[first:last] for storage, user in call if user >= last}
+
+    def held(self, first: int, last: int) -> set[int]:
+        """Return the storages that a stage keeps for a micro-batch from its F to its B.
+
+        What its calls save for backward (each storage once, whichever call saved it first), what it received, and what
+        it sent (the roots of its backward).
+        """
+        return self.received(first, last).union(self.sent(first, last), *self.kept[first:last])
 
 
-def activation_bytes(graph: ModelGraph, first: int, last: int) -> int:
+def activation_bytes(graph: ModelGraph, first: int, last: int, storages: Storages | None = None) -> int:
     """Return the bytes that a stage keeps for one micro-batch from F to B."""
-    return sum(graph.storages[storage] for storage in held_storages(graph, first, last))
+    return sum(graph.storages[storage] for storage in (storages or Storages.of(graph)).held(first, last))
 
 
-def temporary_bytes(graph: ModelGraph, first: int, last: int) -> int:
+def temporary_bytes(graph: ModelGraph, first: int, last: int, storages: Storages | None = None) -> int:
     """Return the most bytes above the activations that one F or B of the stage needs at any moment.
 
     Forward, at call i: storages that are live and not kept, less the kept ones that do not exist yet. Backward, at call
@@ -131,9 +148,9 @@ def temporary_bytes(graph: ModelGraph, first: int, last: int) -> int:
     size = last - first
     if size <= 0:
         return 0
-    held = held_storages(graph, first, last)
-    born, died, saved = _lifetimes(graph, first, last)
-    outputs = sent(graph, first, last)
+    storages = storages or Storages.of(graph)
+    held, outputs = storages.held(first, last), storages.sent(first, last)
+    born, died, saved = _lifetimes(graph, first, last, storages.leaves)
     differentiable = {
         graph.values[v].storage
         for call in graph.calls[first:last]
@@ -177,6 +194,7 @@ def stage_memory(
     names: Iterable[str] | None = None,
     optimizer_states: int,
     global_batch: int,
+    storages: Storages | None = None,
 ) -> StageMemory:
     """Return the bytes of the stage that computes calls `first` to `last`, for micro-batches as recorded.
 
@@ -185,14 +203,15 @@ def stage_memory(
     temporaries), on all at once elsewhere.
     """
     held = tuple(names) if names is not None else names_of(graph, first, last)
+    storages = storages or Storages.of(graph)
     constant = runtime_bytes(device) + batch_bytes(graph, global_batch)
     trainable = parameter_bytes(graph, held, trainable=True)
     largest = max((parameter_bytes(graph, [name], trainable=True) for name in held), default=0)
     return StageMemory(
         parameters=parameter_bytes(graph, held),
         static=static_bytes(graph, held, optimizer_states) + constant,
-        activation=activation_bytes(graph, first, last),
-        temporary=temporary_bytes(graph, first, last),
+        activation=activation_bytes(graph, first, last, storages),
+        temporary=temporary_bytes(graph, first, last, storages),
         update=2 * largest if device.is_cpu else trainable,
         build=sum(info.bytes for info in graph.parameters) + constant,
     )
@@ -203,12 +222,13 @@ def _producer(graph: ModelGraph, value: int) -> int:
     return -1 if producer is None else producer
 
 
-def _lifetimes(graph: ModelGraph, first: int, last: int) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+def _lifetimes(
+    graph: ModelGraph, first: int, last: int, leaves: frozenset[int]
+) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
     """Return for each storage of a stage the call (from `first`) that makes it, uses it last, saves it first."""
     born: dict[int, int] = {}
     died: dict[int, int] = {}
     saved: dict[int, int] = {}
-    leaves = {value.storage for value in graph.values if value.producer is None and not value.derived}
     for place, call in enumerate(graph.calls[first:last]):
         for value in (*call.inputs, *call.outputs, *call.writes):
             storage = graph.values[value].storage

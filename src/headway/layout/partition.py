@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.errors import PlanError
 from headway.layout.optimum import Floats, Ints, Line
@@ -14,8 +16,8 @@ from headway.units import format_bytes
 _ROUNDING = 1e-11
 """Loads closer than this, relative to the bottleneck, are the same: sums of float64 are not known any better."""
 
-Held = Callable[[int, int, int], float]
-"""(first node, node after the last, stage) -> bytes"""
+Held = Callable[[Ints, Ints, int], NDArray[Any]]
+"""(first nodes, nodes after the last, stage) -> bytes of each of these ranges"""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ def balance(
         in_flight[s] * sum(memory[first:last]) + static(first, last, s) <= limits[s]
 
     `memory` is per micro-batch, and `in_flight[s]` how many of them the schedule keeps (`Schedule.in_flight`). `static`
-    adds up over nodes when it is a sequence; a callable serves what does not add up, such as tied parameters, and must
-    not shrink when the range grows.
+    adds up over nodes when it is a sequence; a callable, which is given many ranges at once, serves what does not add
+    up, such as tied parameters, and must not shrink when the range grows.
 
     Among the partitions of least bottleneck it takes the most equal loads (least sum of squares, loads compared in
     steps of 1/4096 of the bottleneck), then the least sum of boundaries, then the smaller first stages, which keep the
@@ -66,7 +68,7 @@ def balance(
 
     Exact. Bisection over the bottleneck, each value tested in O(k n), O(k n log n) with limits, for n allowed cuts and
     k stages; then one dynamic program over the cuts that the optimum leaves open, O(k n w), w the cuts that one stage
-    can hold. A callable `static` is called at most 2 k n times. Loads within 1e-11 of each other, relative, are equal.
+    can hold. A callable `static` is called k log n times. Loads within 1e-11 of each other, relative, are equal.
     Raises PlanError when no partition exists or fits, naming the node; ValueError for numbers that make no sense.
     """
     _check(weights, num_stages, allowed, boundary, speeds, memory, in_flight, static, limits)
@@ -132,7 +134,7 @@ class _Memory:
         """Give the bytes of a stage from place to place."""
         kept = self.kept[stage] * (self.sums[last] - self.sums[first])
         if callable(self.static):
-            return float(kept) + self.static(int(self.nodes[first]), int(self.nodes[last]), stage)
+            return float(kept + self.static(self.nodes[[first]], self.nodes[[last]], stage)[0])
         return float(kept + self.static[last] - self.static[first])
 
     def earliest(self) -> tuple[Ints | None, ...]:
@@ -145,12 +147,15 @@ class _Memory:
         if not callable(self.static):
             total = self.kept[stage] * self.sums + self.static
             return np.asarray(np.searchsorted(total, total - limit), dtype=np.int64)
-        first, found = 0, np.zeros(len(self.nodes), dtype=np.int64)
-        for last in range(len(self.nodes)):
-            while first < last and self.bytes(first, last, stage) > limit:
-                first += 1
-            found[last] = first
-        return found
+        last = np.arange(len(self.nodes))
+        least, most = np.zeros_like(last), last.copy()  # an empty range always fits
+        while (open_ := least < most).any():
+            middle = (least + most) // 2
+            held = self.static(self.nodes[middle], self.nodes[last], stage)
+            fits = self.kept[stage] * (self.sums[last] - self.sums[middle]) + held <= limit
+            most = np.where(open_ & fits, middle, most)
+            least = np.where(open_ & ~fits, middle + 1, least)
+        return least
 
 
 def _refusal(line: Line, held: _Memory, value: float) -> PlanError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, pairwise, product
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,8 @@ def balance_ranks(
         limits=None if limits is None else tuple(limits),
     )
     at = {node: place for place, node in enumerate(task.nodes)}
-    found = _descend(task, np.array([0, *(at[cut] for cut in start.cuts), len(nodes) - 1]))
+    found = np.array([0, *(at[cut] for cut in start.cuts), len(nodes) - 1])
+    found = _descend(task, found) if num_ranks < len(placement) else found
     loads = tuple((task.stages(found) @ task.on).tolist())
     largest = float(np.diff(task.work).max() / rates.max())
     bound = start.bound if num_ranks == len(placement) else max(float(task.work[-1] / rates.sum()), largest)
@@ -137,10 +138,10 @@ class _Task:
         if self.limits is None:
             return True
         held = []
-        bounds = [self.nodes[place] for place in cuts]
-        for stage, (first, last) in enumerate(pairwise(bounds)):
+        bounds = np.array([self.nodes[place] for place in cuts])
+        for stage, (first, last) in enumerate(zip(bounds[:-1, None], bounds[1:, None], strict=True)):
             more = self.static(first, last, stage) if callable(self.static) else self.static[last] - self.static[first]
-            held.append(float(self.kept[stage] * (self.bytes[last] - self.bytes[first]) + more))
+            held.append(float((self.kept[stage] * (self.bytes[last] - self.bytes[first]) + more)[0]))
         return bool((np.asarray(held) @ self.on <= np.asarray(self.limits)).all())
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
+
 from headway.cost.cluster import Link
-from headway.cost.memory import batch_bytes, runtime_bytes
+from headway.cost.memory import runtime_bytes
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
-from headway.layout.partition import balance
+from headway.layout.optimum import Ints
+from headway.layout.partition import Balance, balance
 from headway.layout.ranks import balance_ranks
-from headway.planner.price import Choice, Priced, Program, Setting, price
+from headway.planner.bound import least_bytes, least_seconds, least_step, most_bytes
+from headway.planner.choice import Choice, Setting
+from headway.planner.price import Estimate, Priced, estimates, price, priced
+from headway.planner.program import Program
 
 MOST_MOVED = 16
 """Up to so many stages cuts are moved to balance ranks that hold several: a second at most."""
@@ -44,10 +51,13 @@ class Held:
                 latest[info.name] = call.index
         return cls(tuple(accumulate(at, initial=0)), tuple(again))
 
-    def bytes(self, first: int, last: int) -> int:
-        """Bytes of the range first..last-1."""
-        twice = sum(size for call, earlier, size in self.again if first <= earlier and call < last)
-        return self.before[last] - self.before[first] - twice
+    def bytes(self, first: Ints, last: Ints) -> Ints:
+        """Bytes of each of the ranges first..last-1."""
+        before = np.array(self.before)
+        held = before[last] - before[first]
+        for call, earlier, size in self.again:
+            held -= size * ((first <= earlier) & (call < last))
+        return np.asarray(held, dtype=np.int64)
 
 
 def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequence[str] | None = None) -> Priced:
@@ -56,13 +66,14 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
     Given cuts are taken as they are. Else they are those of the least bottleneck that fit in a device's memory; when
     none do, those that need the least memory by the balancer's measure, so that what is missing can be named.
     """
-    if choice.num_stages == 1 or cuts is not None:
-        return price(program, choice, tuple(cuts or ()), setting)
+    seen = look(program, choice, setting, cuts)
+    if seen.ways is not None:
+        return priced(seen.ways, setting)
     memory = setting.cluster.device.memory_bytes
     free = price(program, choice, fastest_cuts(program, choice, setting), setting)
     if free.peak <= memory:
         return free
-    search = _Search.of(program, choice, setting)
+    search = _Search(program, choice, setting)
     # What the exact memory of stages has above the balancer's measure is taken off its limits.
     limits = search.corrected(free, memory)
     tried: dict[tuple[str, ...], Priced] = {free.cuts: free}
@@ -81,12 +92,49 @@ def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequ
     return price(program, choice, search.leanest(), setting)
 
 
+@dataclass(frozen=True)
+class Look:
+    """What is known of a candidate before it is simulated.
+
+    `ways` are those of the cuts that it will get, None where only its price can tell which; `fits` says whether it is
+    sure that it fits, or that it does not; `least` bounds its seconds in case it fits.
+    """
+
+    ways: tuple[Estimate, ...] | None
+    fits: bool | None
+    least: float
+
+
+def look(program: Program, choice: Choice, setting: Setting, cuts: Sequence[str] | None = None) -> Look:
+    """Find out which cuts a candidate gets and whether it fits, as far as bounds of its memory tell."""
+    memory, search = setting.cluster.device.memory_bytes, _Search(program, choice, setting)
+    if choice.num_stages == 1 or cuts is not None:
+        ways = estimates(program, choice, tuple(cuts or ()), setting)
+        return Look(ways, True if surely_fit(ways, memory) else None, min(map(least_step, ways)))
+    if least_bytes(program, choice, setting) <= memory:
+        ways = estimates(program, choice, fastest_cuts(program, choice, setting), setting)
+        if surely_fit(ways, memory):
+            return Look(ways, True, min(map(least_step, ways)))
+        longest = search.longest(memory) if choice.shard == "none" else 0.0
+        if longest is not None:
+            return Look(None, None, least_seconds(program, choice, setting, longest))
+    ways = estimates(program, choice, search.leanest(), setting)  # no cuts fit
+    return Look(ways, False, min(map(least_step, ways)))
+
+
+def surely_fit(ways: Sequence[Estimate], memory: int) -> bool:
+    """Tell whether bounds say that a candidate fits, in whichever of its ways."""
+    choice = ways[0].choice
+    every = (choice.num_micro_batches,) * choice.num_stages  # holds for every order; the own one says more
+    return all(most_bytes(way, every) <= memory or most_bytes(way, choice.order.in_flight) <= memory for way in ways)
+
+
 def fastest_cuts(program: Program, choice: Choice, setting: Setting) -> tuple[str, ...]:
     """Return the cuts of the least bottleneck, whatever the memory: the same for all schedules placed alike.
 
     Where ranks hold several stages it is the ranks that are balanced, up to `MOST_MOVED` stages.
     """
-    link, placement = setting.cluster.link(choice.mesh.group(0, "pipeline")), choice.order.placement
+    link, placement = setting.cluster.link(choice.mesh.group(0, "pipeline")), choice.placement
     if choice.chunks == 1 or choice.num_stages > MOST_MOVED:
         placement = tuple(range(choice.num_stages))
     key = (placement, link)
@@ -116,49 +164,72 @@ def _names(graph: ModelGraph, indices: Sequence[int]) -> tuple[str, ...]:
 class _Search:
     """The balancer's view of one candidate."""
 
-    graph: ModelGraph
-    weights: tuple[float, ...]
-    allowed: tuple[bool, ...]
-    boundary: tuple[float, ...]
-    saved: tuple[int, ...]  # bytes that each call is the first to save
-    kept: tuple[int, ...]  # micro-batches in flight on each stage
-    static: Callable[[int, int, int], float]
+    program: Program
+    choice: Choice
+    setting: Setting
 
-    @classmethod
-    def of(cls, program: Program, choice: Choice, setting: Setting) -> _Search:
-        graph, cluster = program.graph, setting.cluster
-        allowed, boundary = _places(program, cluster.link(choice.mesh.group(0, "pipeline")))
-        constant = runtime_bytes(cluster.device) + batch_bytes(graph, setting.global_batch)
-        held = Held.of(graph, setting.optimizer_states)
-        return cls(
-            graph,
-            program.weights,
-            allowed,
-            boundary,
-            tuple(sum(graph.storages[storage] for storage in call.saved) for call in graph.calls),
-            choice.order.in_flight,
-            lambda first, last, stage: float(held.bytes(first, last) + constant),
-        )
+    @cached_property
+    def places(self) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+        """Where stages may begin, and the seconds that a cut adds."""
+        return _places(self.program, self.setting.cluster.link(self.choice.mesh.group(0, "pipeline")))
+
+    @cached_property
+    def saved(self) -> tuple[int, ...]:
+        """Bytes that each call is the first to save; the batch is there anyway."""
+        graph, leaves = self.program.graph, self.program.shape.storages.leaves
+        return tuple(sum(graph.storages[s] for s in call.saved if s not in leaves) for call in graph.calls)
+
+    @cached_property
+    def held(self) -> Held:
+        """Bytes of the parameters of ranges of calls."""
+        return Held.of(self.program.graph, self.setting.optimizer_states)
+
+    @cached_property
+    def constant(self) -> int:
+        """Bytes that each stage holds, whatever is in it."""
+        return runtime_bytes(self.setting.cluster.device) + self.program.batch_bytes(self.setting.global_batch)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Micro-batches in flight on each stage."""
+        return self.choice.order.in_flight
+
+    def static(self, first: Ints, last: Ints, stage: int) -> Ints:
+        """Return the bytes that stages hold for the whole step, for each range of calls."""
+        return self.held.bytes(first, last) + self.constant
 
     def balanced(self, limits: Sequence[float]) -> tuple[str, ...]:
         """Return the cuts of the least bottleneck within memory limits; PlanError when there are none."""
-        result = balance(
-            self.weights,
+        return _names(self.program.graph, self._within(limits, self.places[1]).cuts)
+
+    def longest(self, memory: int) -> float | None:
+        """Return seconds of calls that some stage has at least, if all fit; None when they cannot.
+
+        The balancer's measure is no more than what a stage takes.
+        """
+        try:
+            return self._within([float(memory)] * self.choice.num_stages, None).bound
+        except PlanError:
+            return None
+
+    def _within(self, limits: Sequence[float], boundary: Sequence[float] | None) -> Balance:
+        return balance(
+            self.program.weights,
             len(self.kept),
-            allowed=self.allowed,
-            boundary=self.boundary,
+            allowed=self.places[0],
+            boundary=boundary,
             memory=self.saved,
             in_flight=self.kept,
             static=self.static,
             limits=limits,
         )
-        return _names(self.graph, result.cuts)
 
     def measure(self, names: Sequence[str]) -> list[float]:
         """Return the bytes of each stage as the balancer adds them up."""
-        bounds = [0, *(self.graph.cut[name].index for name in names), len(self.saved)]
-        stages = enumerate(zip(bounds, bounds[1:], strict=False))
-        return [self.kept[s] * sum(self.saved[first:last]) + self.static(first, last, s) for s, (first, last) in stages]
+        bounds = [0, *(self.program.graph.cut[name].index for name in names), len(self.saved)]
+        static = self.static(np.array(bounds[:-1]), np.array(bounds[1:]), 0).tolist()
+        stages = zip(self.kept, bounds, bounds[1:], static, strict=False)
+        return [kept * sum(self.saved[first:last]) + own for kept, first, last, own in stages]
 
     def corrected(self, found: Priced, memory: int) -> list[float]:
         """Return limits for each stage, less what its rank takes beyond the balancer's measure; stages of one share."""
@@ -173,7 +244,8 @@ class _Search:
 
     def leanest(self) -> tuple[str, ...]:
         """Return cuts that share bytes out as evenly as stages can hold them: the less in flight, the more calls."""
-        alone = [self.static(index, index + 1, 0) - self.static(index, index, 0) for index in range(len(self.saved))]
+        calls = np.arange(len(self.saved))
+        alone = (self.held.bytes(calls, calls + 1) - self.held.bytes(calls, calls)).tolist()
         mean = sum(self.kept) / len(self.kept)
         weights = [mean * saved + own for saved, own in zip(self.saved, alone, strict=True)]
-        return _names(self.graph, balance(weights, len(self.kept), allowed=self.allowed).cuts)
+        return _names(self.program.graph, balance(weights, len(self.kept), allowed=self.places[0]).cuts)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from headway.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from headway.planner.choice import Choice
     from headway.planner.plan import Plan, RunnerUp
-    from headway.planner.price import Choice
 
 MAX_REASONS = 3
 MAX_RUNNERS_UP = 3

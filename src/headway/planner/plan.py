@@ -112,14 +112,6 @@ class Plan:
         ranks = range(self.pipeline)
         return max(sum(s.update for s, rank in zip(self.stages, placed, strict=True) if rank == r) for r in ranks)
 
-    def samples_of(self, copy: int) -> int:
-        """Return how many samples of the global batch a copy takes; shares differ by at most one, larger first."""
-        return shares(self.global_batch, self.data)[copy]
-
-    def micro_batches_of(self, copy: int) -> tuple[int, ...]:
-        """Return the sizes of a copy's micro-batches, in samples."""
-        return micro_batches(self.samples_of(copy), self.num_micro_batches, self.micro_batch)
-
     def order_for(self, num_micro_batches: int) -> Schedule:
         """Return the order of computations for so many micro-batches, without messages."""
         return order_of(self.schedule, self.order, self.pipeline, num_micro_batches, self.chunks)

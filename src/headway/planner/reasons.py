@@ -6,9 +6,12 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from headway.errors import PlanError
+from headway.planner.choice import Choice, Setting
 from headway.planner.estimate import costs_of, lowered
 from headway.planner.explain import count, layout_text
-from headway.planner.price import Choice, Priced, Program, Setting, price
+from headway.planner.field import Field, Which
+from headway.planner.price import Priced, price
+from headway.planner.program import Program
 from headway.schedule.simulate import simulate
 from headway.units import format_bytes, format_seconds
 
@@ -18,11 +21,12 @@ WORTH_SAYING = 0.05
 STATES = MappingProxyType({0: "no optimizer states", 1: "one optimizer state", 2: "AdamW's states"})
 
 
-def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: Program) -> tuple[str, ...]:
+def reasons(best: Priced, field: Field, program: Program) -> tuple[str, ...]:
     """Return the reasons for the chosen plan, the most important first."""
-    found = _why_layout(best, candidates, setting)
-    found += _why_micro_batches(best, candidates, setting)
-    found += _why_schedule(best, candidates, setting)
+    setting = field.setting
+    found = _why_layout(best, field)
+    found += _why_micro_batches(best, field)
+    found += _why_schedule(best, field)
     used, size = best.choice.data * best.choice.pipeline, setting.cluster.size
     if used < size:
         found.insert(0, f"{count(size - used, 'process', 'processes')} of {size} stay idle: no layout uses all of them")
@@ -49,27 +53,24 @@ def reasons(best: Priced, candidates: list[Priced], setting: Setting, program: P
     return tuple(found)
 
 
-def _why_layout(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:
-    memory = setting.cluster.device.memory_bytes
-    copies = [c for c in candidates if c.choice.pipeline == 1]
-    sliced = [c for c in candidates if c.choice.pipeline > 1]
+def _why_layout(best: Priced, field: Field) -> list[str]:
+    setting, memory = field.setting, field.memory
     if best.choice.shard != "none" and best.choice.data > 1:
-        return [
-            _why_shared(best, candidates, setting),
-            *_against(best, sliced if best.choice.pipeline == 1 else [], memory),
-        ]
+        return [_why_shared(best, field), *(_against(best, field, _sliced) if best.choice.pipeline == 1 else [])]
     if best.choice.pipeline == 1:
         fits = (
             f"a whole model fits: with gradients and {states_text(setting)} it needs {format_bytes(best.peak)}, "
             f"a rank has {format_bytes(memory)}"
         )
-        return [fits, *_against(best, sliced, memory)]
+        return [fits, *_against(best, field, _sliced)]
+    copies = field.every(lambda choice: not _sliced(choice))
     if not copies:
         return [
             f"{count(best.choice.num_stages, 'stage')}: copies of the whole model alone are left out by what is fixed"
         ]
     if any(c.peak <= memory for c in copies):
-        return ["slices of the model are faster than copies alone", *_against(best, copies, memory)]
+        against = _against(best, field, lambda choice: not _sliced(choice))
+        return ["slices of the model are faster than copies alone", *against]
     least = min(copies, key=lambda c: c.peak)
     return [
         f"a whole model does not fit: with gradients and {states_text(setting)} it needs {format_bytes(least.peak)} "
@@ -77,19 +78,23 @@ def _why_layout(best: Priced, candidates: list[Priced], setting: Setting) -> lis
     ]
 
 
-def _why_shared(best: Priced, candidates: list[Priced], setting: Setting) -> str:
+def _sliced(choice: Choice) -> bool:
+    return choice.pipeline > 1
+
+
+def _why_shared(best: Priced, field: Field) -> str:
     """Say what sharing out saves, against the leanest plan of the same layout that keeps everything everywhere."""
-    memory = format_bytes(setting.cluster.device.memory_bytes)
-    plain = [c for c in candidates if c.choice.shard == "none" and c.choice.family[:2] == best.choice.family[:2]]
+    memory, layout = format_bytes(field.memory), best.choice.family[:2]
+    plain = field.by_bytes(lambda choice: choice.shard == "none" and choice.family[:2] == layout)
     what = f"when copies share out {best.choice.shard}"
     if best.choice.shard == "optimizer":
         what = "when copies share out the optimizer's states"
-    if not plain:
+    least = next(plain, None)
+    if least is None:
         return f"{what}, as asked, a rank needs {format_bytes(best.peak)} of {memory}"
-    least = min(plain, key=lambda c: c.peak)
     whole = "a whole model" if best.choice.num_stages == 1 else count(best.choice.num_stages, "stage")
     return (
-        f"{whole} with gradients and {states_text(setting)} needs {format_bytes(least.peak)} even "
+        f"{whole} with gradients and {states_text(field.setting)} needs {format_bytes(least.peak)} even "
         f"{count(least.choice.micro_batch, 'sample')} at a time, a rank has {memory}; {what} it needs "
         f"{format_bytes(best.peak)}"
     )
@@ -108,47 +113,44 @@ def _would_share(best: Priced, setting: Setting, program: Program) -> list[str]:
     ]
 
 
-def _against(best: Priced, others: list[Priced], memory: int) -> list[str]:
-    fitting = [c for c in others if c.peak <= memory]
-    if not fitting:
+def _against(best: Priced, field: Field, which: Which) -> list[str]:
+    other = next(field.by_seconds(which, fit=True), None)
+    if other is None:
         return []
-    other = min(fitting, key=lambda c: c.seconds)
     what = count(other.choice.num_stages, "stage") if other.choice.pipeline > 1 else "copies"
     reduce = max(stage.reduce for stage in other.stages)
     spent = f" ({format_seconds(reduce)} of it reducing gradients)" if reduce > 0.05 * other.seconds else ""
     return [f"{what} would take {format_seconds(other.seconds)} a step{spent}, this {format_seconds(best.seconds)}"]
 
 
-def _why_micro_batches(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:
+def _why_micro_batches(best: Priced, field: Field) -> list[str]:
     """Compare with the nearest smaller and larger number of micro-batches."""
-    chosen, memory = best.choice, setting.cluster.device.memory_bytes
-    same = [c for c in candidates if c.choice.family == chosen.family and c is not best]
-    fewer = max((c for c in same if _number(c) < _number(best)), key=_number, default=None)
-    more = min((c for c in same if _number(c) > _number(best)), key=_number, default=None)
+    chosen, mine = best.choice.family, best.choice.num_micro_batches
+    tried = {choice.num_micro_batches for choice in field.choices if choice.family == chosen}
+    fewer, more = (number for number in tried if number < mine), (number for number in tried if number > mine)
     parts = []
-    for other in (fewer, more):
-        if other is not None:
-            if other.peak > memory:
-                parts.append(f"{_number(other)} would need {format_bytes(other.peak)}")
+    for number in (max(fewer, default=None), min(more, default=None)):
+        for other in field.every(lambda c: c.family == chosen and c.num_micro_batches == number):  # noqa: B023
+            if other.peak > field.memory:
+                parts.append(f"{number} would need {format_bytes(other.peak)}")
             else:
-                parts.append(f"{_number(other)} would take {other.seconds / best.seconds - 1:+.0%}")
+                parts.append(f"{number} would take {other.seconds / best.seconds - 1:+.0%}")
     if not parts:
         return []
-    return [f"{count(_number(best), 'micro-batch', 'micro-batches')} a copy: {', '.join(parts)}"]
+    return [f"{count(mine, 'micro-batch', 'micro-batches')} a copy: {', '.join(parts)}"]
 
 
-def _why_schedule(best: Priced, candidates: list[Priced], setting: Setting) -> list[str]:
+def _why_schedule(best: Priced, field: Field) -> list[str]:
+    """Compare with the best other schedule of the same layout and micro-batches."""
     chosen = best.choice
     if chosen.pipeline == 1:
         return []
-    others = [
-        c
-        for c in candidates
-        if (c.choice.data, c.choice.pipeline, _number(c)) == (chosen.data, chosen.pipeline, _number(best))
-        and (c.choice.schedule, c.choice.chunks) != (chosen.schedule, chosen.chunks)
-    ]
-    memory = setting.cluster.device.memory_bytes
-    other = min(others, key=lambda c: (c.peak > memory, c.seconds), default=None)
+
+    def other_order(c: Choice) -> bool:
+        same = (c.data, c.pipeline, c.num_micro_batches) == (chosen.data, chosen.pipeline, chosen.num_micro_batches)
+        return same and (c.schedule, c.chunks) != (chosen.schedule, chosen.chunks)
+
+    other = next((one for fit in (True, False) for one in field.by_seconds(other_order, fit=fit)), None)
     if other is None:
         return []
     return [
@@ -157,18 +159,17 @@ def _why_schedule(best: Priced, candidates: list[Priced], setting: Setting) -> l
     ]
 
 
-def binding(best: Priced, candidates: list[Priced], memory: int) -> str:
+def binding(best: Priced, field: Field) -> str:
     """Say what keeps a step from being faster: memory, the link, the bubble, or the device's speed.
 
     Memory binds when a candidate that does not fit would be more than 1 % faster. The other parts are shares of the
     step on the average rank: computing; waiting for links, by which the step shrinks if messages and reductions are
     free; updating; and the rest, the bubble.
     """
-    faster = [c for c in candidates if c.peak > memory and c.seconds < 0.99 * best.seconds]
+    other = next(field.by_seconds(lambda choice: True, fit=False, below=0.99 * best.seconds), None)
     parts = shares_of_step(best)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= 0.005)
-    if faster:
-        other = min(faster, key=lambda c: c.seconds)
+    if other is not None:
         return (
             f"memory: {text_of(other.choice)} would take {format_seconds(other.seconds)} "
             f"but needs {format_bytes(other.peak)} ({shares})"
@@ -196,10 +197,10 @@ def shares_of_step(best: Priced) -> dict[str, float]:
     }
 
 
-def nothing_fits(candidates: list[Priced], setting: Setting) -> PlanError:
+def nothing_fits(field: Field) -> PlanError:
     """Return the refusal when no candidate fits: the smallest need, where, and what would help."""
-    memory = setting.cluster.device.memory_bytes
-    least = min(candidates, key=lambda c: c.peak)
+    memory, setting = field.memory, field.setting
+    least = next(field.by_bytes(lambda choice: True))
     stage = max(range(len(least.memory)), key=lambda index: least.memory[index])
     estimate = least.stages[stage]
     if estimate.build_bytes >= least.peak:
@@ -231,7 +232,3 @@ def states_text(setting: Setting) -> str:
 def text_of(choice: Choice) -> str:
     """Write a candidate in words."""
     return layout_text(choice)
-
-
-def _number(candidate: Priced) -> int:
-    return candidate.choice.num_micro_batches

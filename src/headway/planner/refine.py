@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headway.planner.choice import Setting
 from headway.planner.estimate import costs_of, reduces
-from headway.planner.price import SPLIT_SECONDS, Priced, Setting, priced
+from headway.planner.price import SPLIT_SECONDS, Estimate, Priced, simulated
 from headway.schedule.exchange import write_rows
 from headway.schedule.searched import searched
 from headway.units import format_seconds
@@ -58,6 +59,6 @@ def _searched(best: Priced, setting: Setting, passing: float, split: bool, tries
         tries=tries,
     )
     own = replace(choice, schedule=SEARCHED, given=write_rows(found.schedule))
-    result = priced(own, best.cuts, best.split, stages, best.messages)
+    result = simulated(Estimate(own, best.cuts, best.split, stages, best.messages))
     changed = replace(best, choice=own, stages=stages, seconds=result.seconds, memory=result.memory)
     return changed, result.seconds - found.makespan + found.bound

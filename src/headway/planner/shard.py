@@ -55,12 +55,16 @@ class Divided:
 
 
 def divide(
-    graph: ModelGraph, parts: Split, own: Sequence[Sequence[str]], copies: int, placement: Sequence[int]
+    graph: ModelGraph,
+    parts: Split,
+    own: Sequence[Sequence[str]],
+    copies: int,
+    placement: Sequence[int],
+    blocks: Sequence[str],
 ) -> list[Divided]:
-    """Measure each stage; `own` are the parameters that count for it."""
+    """Measure each stage; `own` are the parameters that count for it, `blocks` what `gathered` gives."""
     trained = {info.name: info.bytes for info in graph.parameters if info.trainable and not info.is_buffer}
     owners = share_out(trained, parts.holders(), copies, placement)
-    blocks = gathered(graph)
     found = []
     for names in own:
         loads = [0] * copies

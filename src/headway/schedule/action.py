@@ -138,6 +138,21 @@ class Schedule:
                 now[action.stage] -= 1
         return tuple(most)
 
+    @cached_property
+    def in_flight_together(self) -> tuple[int, ...]:
+        """Count for each rank the micro-batches of which it keeps activations of every stage that it holds, at once."""
+        most = []
+        for rank, actions in enumerate(self.ranks):
+            now, least = dict.fromkeys(self.stages(rank), 0), 0
+            for action in actions:
+                if action.kind is Kind.F:
+                    now[action.stage] += 1
+                    least = max(least, min(now.values()))
+                elif action.kind is Kind.B or action.kind is Kind.W:
+                    now[action.stage] -= 1
+            most.append(least)
+        return tuple(most)
+
     def stages(self, rank: int) -> tuple[int, ...]:
         """List the stages that a rank holds."""
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
