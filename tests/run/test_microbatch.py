@@ -113,3 +113,12 @@ def test_outputs_without_a_row_for_each_sample_are_taken_once() -> None:
 def test_tokens_are_counted_in_batches_of_integers() -> None:
     assert num_tokens((torch.zeros(2, 7, dtype=torch.int64), torch.zeros(2)), 10) == 70
     assert num_tokens(torch.zeros(2, 7), 10) is None
+
+
+def test_writing_one_micro_batch_does_not_spoil_what_is_kept_of_another() -> None:
+    layer, batch = torch.nn.Linear(3, 3), torch.ones(4, 3)
+    losses = [layer(cut(batch, start, start + 2).sub_(0.5)).sum() for start in (0, 2)]
+    for value in losses:
+        value.backward()
+    assert torch.equal(batch, torch.full((4, 3), 0.5))
+    assert layer.weight.grad is not None and torch.equal(layer.weight.grad, torch.full((3, 3), 2.0))

@@ -156,7 +156,10 @@ def cut(batch: Any, start: int, stop: int, *, keep_shared: bool = False) -> Any:
             return leaf if keep_shared else leaf.tensor
         if _is_texts(leaf) and len(leaf) == num_samples(batch):
             return leaf[start:stop]
-        return leaf[start:stop] if isinstance(leaf, torch.Tensor) else leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        # `.data`: a program that writes its micro-batch does not seem to write the others, which are kept for backward
+        return leaf[start:stop] if leaf.requires_grad else leaf[start:stop].data
 
     return map_leaves(batch, part)
 
