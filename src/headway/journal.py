@@ -195,11 +195,23 @@ class Entry:
 
 
 class Journal:
-    """Append this rank's events to `run_directory`/rankN.jsonl; without a directory nothing is kept."""
+    """Append this rank's events to `run_directory`/rankN.jsonl; without a directory nothing is kept.
+
+    The directory is made if there is none. Raises HeadwayError when it cannot be.
+    """
 
     def __init__(self, run_directory: Path | None, rank: int) -> None:
         self.rank = rank
         self.path = None if run_directory is None else Path(run_directory) / f"rank{rank}.jsonl"
+        if self.path is not None:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise HeadwayError(
+                    f"the run's directory cannot be made: {error.strerror}",
+                    place=str(run_directory),
+                    remedy="another HEADWAY_RUN_DIRECTORY, where this user may write",
+                ) from error
 
     def write(self, event: Event) -> None:
         """Append one event. One write call a line, so that a killed process leaves whole lines."""

@@ -110,5 +110,8 @@ def test_one_line_says_what_was_found() -> None:
     line = describe(identify(RANKS | MEET | {"HEADWAY_DEVICE_MEMORY": str(2**29)}), "2 cpus")
     assert "\n" not in line
     assert all(part in line for part in ("torchrun", "a limit", "2 cpus"))
-    line = describe(identify(RANKS | MEET | {"HEADWAY_LAUNCHER": "headway"}), "2 cpus")
-    assert line == "headway: 2 cpus; started by headway run"
+    assert line.endswith("no journal (HEADWAY_RUN_DIRECTORY=runs/NAME keeps one)")
+    line = describe(
+        identify(RANKS | MEET | {"HEADWAY_LAUNCHER": "headway", "HEADWAY_RUN_DIRECTORY": "runs/7"}), "2 cpus"
+    )
+    assert line == "headway: 2 cpus; started by headway run; runs/7/"

@@ -151,7 +151,26 @@ def test_a_plan_file_trains(tmp_path: Path) -> None:
 def test_torchrun_starts_the_same_script(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
     command += ["--standalone", str(script(tmp_path))]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=110)
+    given = environment() | {"HEADWAY_RUN_DIRECTORY": "kept/here"}
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 1
-    assert "started by torchrun" in done.stdout
+    assert "started by torchrun; kept/here/" in done.stdout
+    shown = headway(tmp_path, "show", "kept/here")
+    assert "kept/here: done" in shown.out and "train.py  (2 processes, launcher: torchrun)" in shown.out
+    assert "plan" in shown.out and {path.name for path in tmp_path.iterdir()} == {"kept", "train.py"}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_script_by_itself_keeps_a_journal_where_it_is_told_to(kept: bool, tmp_path: Path) -> None:
+    given = environment() | ({"HEADWAY_RUN_DIRECTORY": str(tmp_path / "mine")} if kept else {})
+    path = script(tmp_path, inside="model.log(step); assert step < 1, 'no further'")
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "no further" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py"} | ({"mine"} if kept else set())
+    if kept:
+        shown = headway(tmp_path, "show", "mine")
+        assert "mine: failed" in shown.out and "(1 process, launcher: alone)" in shown.out
+        assert "AssertionError: no further" in shown.out

@@ -95,7 +95,10 @@ def describe(identity: Identity, cluster_text: str) -> str:
         identity.launcher, f"started by {identity.launcher}"
     )
     limited = "" if identity.device_memory is None else " (a limit)"
-    run = "" if identity.run_directory is None else f"; {shown(identity.run_directory)}"
+    if identity.run_directory is not None:
+        run = f"; {shown(identity.run_directory)}"
+    else:
+        run = "" if identity.launcher == "alone" else f"; no journal ({RUN_DIRECTORY}=runs/NAME keeps one)"
     return f"headway: {cluster_text}{limited}; {started}{run}"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.collective.world import World
 from headway.journal import CodecChecked, Journal, PlanChosen, SpanSeen, StepDone, TimelineSeen
+from headway.launch.otherwise import keep_ends
 from headway.planner.plan import Plan
 from headway.report.progress import Progress
 from headway.run.exchange import Told
@@ -38,6 +39,8 @@ class Narrator:
     def start(plan: Plan, world: World, run_directory: Path | None) -> Narrator:
         """Begin to narrate; the plan goes into the journal."""
         journal = Journal(run_directory, world.rank)
+        if run_directory is not None and world.launcher != "headway":
+            keep_ends(journal, world.launcher, world.size)
         if world.rank == 0:
             toml = None
             if run_directory is not None:
