@@ -237,6 +237,17 @@ def rounded(world: World) -> None:
             assert float(norm) == pytest.approx(float(exact["norm"]), rel=1e-6 if codec == "fp32" else 0.02)
     with pytest.raises(headway.HeadwayError, match="share parameters out"):
         parallel(batch_of(0)[0])
+    for shard in ("none", "optimizer", "gradients", "parameters"):
+        model = build()
+        early = torch.optim.SGD(model.parameters(), lr=0.1)  # a script's order in which one process trains
+        plan = headway.plan(model, loss, batch_of(0), cluster="2xcpu:4GiB", fixed={"data": 2, "shard": shard})
+        made = ParallelModel(model, loss, plan, world)
+        made.forward_backward(batch_of(0))
+        if shard == "parameters":
+            with pytest.raises(headway.HeadwayError, match="before headway.parallelize"):
+                early.step()
+        else:
+            early.step()
     for refused, why in ((torch.ones(()), "scale is a scalar"), (torch.ones(6, dtype=torch.float64), "of one dtype")):
         odd = Net()
         odd.scale = nn.Parameter(refused)
