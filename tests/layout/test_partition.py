@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headway.errors import PlanError
-from headway.layout.partition import Balance, balance
+from headway.layout.partition import Balance, balance, least_bottleneck
 
 GIB = 2**30
 
@@ -105,6 +105,32 @@ def test_additive_static_bytes_equal_a_function() -> None:
             except PlanError as error:
                 answers.append(str(error))
         assert answers[0] == answers[1]
+
+
+def test_a_quick_bound_is_just_below_the_best() -> None:
+    draw = random.Random(3)
+    refused = 0
+    for _ in range(150):
+        count, num_stages = draw.randint(4, 20), draw.randint(1, 4)
+        options = {
+            "allowed": [draw.random() < 0.8 for _ in range(count)],
+            "memory": [draw.randint(0, 5) for _ in range(count)],
+            "in_flight": [draw.randint(1, 4) for _ in range(num_stages)],
+            "static": [draw.randint(0, 3) for _ in range(count)],
+            "limits": [draw.randint(10, 90) for _ in range(num_stages)],
+        }
+        weights = [draw.uniform(0.1, 2) for _ in range(count)]
+        if sum(options["allowed"][1:]) + 1 < num_stages:
+            continue
+        try:
+            best = balance(weights, num_stages, **options).bottleneck
+        except PlanError:
+            refused += 1
+            assert least_bottleneck(weights, num_stages, **options) is None
+            continue
+        bound = least_bottleneck(weights, num_stages, **options)
+        assert bound is not None and (1 - 2e-3) * best <= bound <= best * (1 + 1e-9)
+    assert 10 < refused < 100
 
 
 @pytest.mark.parametrize("layers", range(1, 14))

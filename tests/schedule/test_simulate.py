@@ -13,7 +13,7 @@ from headway.errors import PlanError
 from headway.schedule.action import COMPUTES, Action, Kind, Schedule, chain
 from headway.schedule.build import forward_only, gpipe, one_f_one_b
 from headway.schedule.lower import lower
-from headway.schedule.simulate import Costs, simulate
+from headway.schedule.simulate import Costs, simulate, totals
 from tests.schedule.drawing import costs, edges, replaced, schedules, tick
 
 F, B, W = Kind.F, Kind.B, Kind.W
@@ -77,6 +77,9 @@ def test_memory_is_the_sum_of_what_lives(data) -> None:
         schedule = lower(schedule, data.draw(edges(schedule.num_stages)))
     price = data.draw(costs(schedule))
     timeline = simulate(schedule, price)
+    if schedule.edges is not None:
+        peaks = tuple(timeline.peak_bytes(rank) for rank in range(timeline.num_ranks))
+        assert totals(schedule, price) == (timeline.makespan, peaks)
     spans = {span.action: span for span in timeline.spans}
     for rank in range(schedule.num_ranks):
         steps = timeline.memory[rank]

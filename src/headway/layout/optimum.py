@@ -71,6 +71,8 @@ class Line:
                 best = _range_max(left, window)
             here = best >= self.work + speed * (self.boundary - value)
             found.append(here)
+            if not here.any():
+                return found + [here] * (self.num_stages + 1 - len(found))
         return found
 
     def feasible(self, value: float) -> bool:

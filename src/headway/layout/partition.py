@@ -87,12 +87,37 @@ def balance(
     return Balance(tuple(int(nodes[p]) for p in places[1:-1]), max(loads), loads, max(loads) if proved else below)
 
 
-def _bisect(line: Line, least: float, most: float) -> tuple[float, float]:
-    """Give a bottleneck that can be reached, and one at most 1e-12 below it, relative, that cannot, or nearly so."""
+def least_bottleneck(
+    weights: Sequence[float],
+    num_stages: int,
+    *,
+    allowed: Sequence[bool] | None = None,
+    memory: Sequence[float] | None = None,
+    in_flight: Sequence[float] | None = None,
+    static: Sequence[float] | Held | None = None,
+    limits: Sequence[float] | None = None,
+    precision: float = 1e-3,
+) -> float | None:
+    """Return a bottleneck that no partition is below, at most by this part less than the best; None when none fits.
+
+    Arguments are those of `balance`, boundaries cost nothing, and the partition itself is not worked out.
+    """
+    nodes = cut_places(len(weights), num_stages, allowed)
+    held = _Memory.of(nodes, num_stages, memory, in_flight, static, limits)
+    work = prefix(weights, len(weights))[nodes]
+    line = Line(work, np.zeros(len(nodes)), np.ones(num_stages), held.earliest())
+    least, most = line.bounds()
+    if not line.feasible(most * (1 + _ROUNDING)):
+        return None
+    return _bisect(line, least, most * (1 + _ROUNDING), precision)[1]
+
+
+def _bisect(line: Line, least: float, most: float, precision: float = _ROUNDING / 10) -> tuple[float, float]:
+    """Give a bottleneck that can be reached, and one little below it, relative, that cannot, or nearly so."""
     if line.feasible(least):
         return least, least
     below, value = least, most
-    while value - below > _ROUNDING / 10 * value:
+    while value - below > precision * value:
         middle = (below + value) / 2
         if line.feasible(middle):
             value = middle

@@ -14,7 +14,7 @@ from headway.cost.memory import runtime_bytes
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.layout.optimum import Ints
-from headway.layout.partition import Balance, balance
+from headway.layout.partition import balance, least_bottleneck
 from headway.layout.ranks import balance_ranks
 from headway.planner.bound import least_bytes, least_seconds, least_step, most_bytes
 from headway.planner.choice import Choice, Setting
@@ -51,13 +51,16 @@ class Held:
                 latest[info.name] = call.index
         return cls(tuple(accumulate(at, initial=0)), tuple(again))
 
+    @cached_property
+    def _before(self) -> Ints:
+        return np.array(self.before, dtype=np.int64)
+
     def bytes(self, first: Ints, last: Ints) -> Ints:
         """Bytes of each of the ranges first..last-1."""
-        before = np.array(self.before)
-        held = before[last] - before[first]
+        held = self._before[last] - self._before[first]
         for call, earlier, size in self.again:
             held -= size * ((first <= earlier) & (call < last))
-        return np.asarray(held, dtype=np.int64)
+        return held
 
 
 def cut_and_price(program: Program, choice: Choice, setting: Setting, cuts: Sequence[str] | None = None) -> Priced:
@@ -200,28 +203,31 @@ class _Search:
 
     def balanced(self, limits: Sequence[float]) -> tuple[str, ...]:
         """Return the cuts of the least bottleneck within memory limits; PlanError when there are none."""
-        return _names(self.program.graph, self._within(limits, self.places[1]).cuts)
+        result = balance(
+            self.program.weights,
+            len(self.kept),
+            allowed=self.places[0],
+            boundary=self.places[1],
+            memory=self.saved,
+            in_flight=self.kept,
+            static=self.static,
+            limits=limits,
+        )
+        return _names(self.program.graph, result.cuts)
 
     def longest(self, memory: int) -> float | None:
         """Return seconds of calls that some stage has at least, if all fit; None when they cannot.
 
         The balancer's measure is no more than what a stage takes.
         """
-        try:
-            return self._within([float(memory)] * self.choice.num_stages, None).bound
-        except PlanError:
-            return None
-
-    def _within(self, limits: Sequence[float], boundary: Sequence[float] | None) -> Balance:
-        return balance(
+        return least_bottleneck(
             self.program.weights,
             len(self.kept),
             allowed=self.places[0],
-            boundary=boundary,
             memory=self.saved,
             in_flight=self.kept,
             static=self.static,
-            limits=limits,
+            limits=[float(memory)] * self.choice.num_stages,
         )
 
     def measure(self, names: Sequence[str]) -> list[float]:

@@ -16,7 +16,7 @@ from headway.planner.program import Cuts, Program
 from headway.planner.route import Route
 from headway.planner.shard import Sharing, divide, ways, why_shared
 from headway.planner.wire import Reduction, Wire, neighbours, pick
-from headway.schedule.simulate import simulate
+from headway.schedule.simulate import totals
 
 STAGE_SECONDS = 0.4e-3
 OWN_SECONDS = 2e-6
@@ -196,13 +196,13 @@ def simulated(estimate: Estimate) -> Priced:
     """
     choice, stages = estimate.choice, estimate.stages
     schedule = lowered(choice.order, estimate.split, choice.data)
-    timeline = simulate(schedule, costs_of(stages, estimate.messages))
+    makespan, peaks = totals(schedule, costs_of(stages, estimate.messages))
     memory = []
     for rank in range(schedule.num_ranks):
         mine = [stages[stage] for stage in schedule.stages(rank)]
         updating = sum(stage.static_bytes for stage in mine) + max(stage.update_bytes for stage in mine)
-        memory.append(max(timeline.peak_bytes(rank), updating, *(stage.build_bytes for stage in mine)))
-    return Priced(**vars(estimate), seconds=timeline.makespan + estimate.update, memory=tuple(memory))
+        memory.append(max(peaks[rank], updating, *(stage.build_bytes for stage in mine)))
+    return Priced(**vars(estimate), seconds=makespan + estimate.update, memory=tuple(memory))
 
 
 def message_estimates(program: Program, parts: Split, choice: Choice, cluster: Cluster) -> tuple[MessageEstimate, ...]:

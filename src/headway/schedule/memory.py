@@ -43,6 +43,20 @@ def replay(work: Numbered, costs: Costs, times: Times) -> tuple[Steps, ...]:
 
     What passes between two stages of one rank lives from the end of its maker until its user frees it.
     """
+    found = []
+    for begin, times_of_rank, totals in _held(work, costs, times):
+        steps = tuple(zip(times_of_rank.tolist(), totals.tolist(), strict=True))
+        found.append(steps if steps and steps[0][0] == 0 else ((0.0, begin), *steps))
+    return tuple(found)
+
+
+def peaks(work: Numbered, costs: Costs, times: Times) -> tuple[int, ...]:
+    """Give the most bytes that each rank holds at once, as `replay` has them."""
+    return tuple(max(begin, int(totals.max(initial=0))) for begin, _, totals in _held(work, costs, times))
+
+
+def _held(work: Numbered, costs: Costs, times: Times) -> Iterator[tuple[int, Floats, NDArray[np.int64]]]:
+    """Yield for each rank the bytes before anything happens, the moments at which they change, and those from then."""
     schedule = work.schedule
     table = _Table(work, times)
     moments: list[list[Floats]] = [[] for _ in schedule.ranks]
@@ -50,11 +64,9 @@ def replay(work: Numbered, costs: Costs, times: Times) -> tuple[Steps, ...]:
     for rank, starts, ends, size in (*_own(table, costs), *_passed(table, costs)):
         moments[rank] += [starts, ends]
         changes[rank] += [(size, len(starts)), (-size, len(ends))]
-    found = []
     for rank in range(schedule.num_ranks):
         begin = sum(costs.static_bytes[stage] for stage in schedule.stages(rank)) if costs.static_bytes else 0
-        found.append(_steps(begin, moments[rank], changes[rank]))
-    return tuple(found)
+        yield begin, *_sums(begin, moments[rank], changes[rank])
 
 
 class _Table:
@@ -126,14 +138,12 @@ def _crossing(
     yield schedule.placement[user], table.row("leave", *senders), freed, size
 
 
-def _steps(begin: int, moments: list[Floats], changes: list[tuple[int, int]]) -> Steps:
+def _sums(begin: int, moments: list[Floats], changes: list[tuple[int, int]]) -> tuple[Floats, NDArray[np.int64]]:
     """Sum up what is taken and freed; all that happens at one time is one step."""
     if not moments:
-        return ((0.0, begin),)
+        return np.zeros(0), np.zeros(0, dtype=np.int64)
     sizes = np.repeat(*(np.array(column) for column in zip(*changes, strict=True)))
     times, which = np.unique(np.concatenate(moments), return_inverse=True)
     totals = np.zeros(len(times), dtype=np.int64)
     np.add.at(totals, which, sizes)
-    totals = begin + np.cumsum(totals)
-    steps = tuple(zip(times.tolist(), totals.tolist(), strict=True))
-    return steps if times[0] == 0 else ((0.0, begin), *steps)
+    return times, begin + np.cumsum(totals)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headway.schedule.action import COMPUTES, Kind, Schedule, chain
 from headway.schedule.costs import Costs
 from headway.schedule.lower import lower
-from headway.schedule.memory import Times, replay
+from headway.schedule.memory import Times, peaks, replay
 from headway.schedule.numbered import Job, Numbered, in_any_order, in_time, numbered
 from headway.schedule.timeline import Span, Timeline, recorded
 
@@ -31,8 +31,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     if costs.links and schedule.edges is None:
         lowered = simulate(lower(schedule, chain(schedule.num_stages), reduce=False), costs)
         return Timeline(lowered.num_ranks, tuple(s for s in lowered.spans if s.action.kind in COMPUTES), lowered.memory)
-    work = numbered(schedule)
-    times = _timed(work, _prices(work, costs), costs)
+    work, times = _walked(schedule, costs)
     new, show = tuple.__new__, schedule.edges is not None
     spans = []
     for rank, (actions, row) in enumerate(zip(schedule.ranks, work.rows, strict=True)):
@@ -42,6 +41,21 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
             first, last = (times.left, times.arrived) if sent else (times.started, times.ended)
             spans.append(new(Span, (rank, action, first[number], last[number])))
     return Timeline(schedule.num_ranks, tuple(spans), replay(work, costs, times))
+
+
+def totals(schedule: Schedule, costs: Costs) -> tuple[float, tuple[int, ...]]:
+    """Return the makespan of a lowered schedule and each rank's peak bytes: as `simulate` does, without a timeline.
+
+    Raises as `simulate` does.
+    """
+    costs.check(schedule)
+    work, times = _walked(schedule, costs)
+    return max(max(times.ended, default=0.0), max(times.arrived, default=0.0)), peaks(work, costs, times)
+
+
+def _walked(schedule: Schedule, costs: Costs) -> tuple[Numbered, Times]:
+    work = numbered(schedule)
+    return work, _timed(work, _prices(work, costs), costs)
 
 
 @dataclass(frozen=True)
