@@ -40,7 +40,7 @@ def lower_bound(work: Work, room: Sequence[float] | None = None) -> float:
 
 def heads_and_tails(work: Work, room: Sequence[float] | None = None) -> tuple[Row, Row]:
     """Give for each action seconds before which it cannot start, and that must pass after its end."""
-    waits = _waits(work, room)
+    waits = memory_waits(work, room)
     heads = _earliest(work, work.in_order, work.causes, waits, [0.0] * work.num_jobs)
     freed: Waits = {}
     for forward, releases in waits.items():
@@ -95,7 +95,7 @@ def _earliest(work: Work, order: Iterable[int], near: Near, waits: Waits, rest: 
     its own rank takes its time there one by one: `_one_by_one`.
     """
     starts: Row = [[] for _ in work.kinds]
-    apart = _apart(work, near, waits)
+    distance = apart(work, near, waits)
     # For each job the actions of its rank that are before it, by start; grown with the micro-batches.
     crowd: list[list[tuple[float, float]]] = [[] for _ in work.kinds]
     for micro in range(work.num_micro):
@@ -107,8 +107,8 @@ def _earliest(work: Work, order: Iterable[int], near: Near, waits: Waits, rest: 
                 if micro >= kept:
                     start = max(start, starts[release][micro - kept] + work.seconds[release])
             for other in work.of_rank[work.rank[job]]:
-                if micro >= apart[job, other]:
-                    insort(crowd[job], (starts[other][micro - int(apart[job, other])], work.seconds[other]))
+                if micro >= distance[job, other]:
+                    insort(crowd[job], (starts[other][micro - int(distance[job, other])], work.seconds[other]))
             starts[job].append(max(start, _one_by_one(crowd[job])))
     return starts
 
@@ -121,21 +121,21 @@ def _one_by_one(actions: Iterable[tuple[float, float]]) -> float:
     return now
 
 
-def _apart(work: Work, near: Near, waits: Waits) -> NDArray[np.float64]:
+def apart(work: Work, near: Near, waits: Waits) -> NDArray[np.float64]:
     """Give [job, other] the d for which `other` of micro-batch m - d is before `job` of micro-batch m; inf: never."""
-    apart = np.full((work.num_jobs, work.num_jobs), np.inf)
-    np.fill_diagonal(apart, 1)
+    distance = np.full((work.num_jobs, work.num_jobs), np.inf)
+    np.fill_diagonal(distance, 1)
     for job in range(work.num_jobs):
         for other, _ in near[job]:
-            apart[job, other] = 0
+            distance[job, other] = 0
         for other, kept in waits.get(job, ()):
-            apart[job, other] = min(apart[job, other], kept)
+            distance[job, other] = min(distance[job, other], kept)
     for through in range(work.num_jobs):
-        np.minimum(apart, apart[:, through, None] + apart[None, through, :], out=apart)
-    return apart
+        np.minimum(distance, distance[:, through, None] + distance[None, through, :], out=distance)
+    return distance
 
 
-def _waits(work: Work, room: Sequence[float] | None) -> Waits:
+def memory_waits(work: Work, room: Sequence[float] | None) -> Waits:
     """Say how many micro-batches a forward may be ahead of what lets go of memory.
 
     Its own stage keeps room / bytes micro-batches until their last action. Those whose input gradient is not done are

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,7 +15,6 @@ Table = Sequence[Sequence[float]]
 """[jobs][micro-batches] the smaller goes first"""
 
 NAMES = "backward", "deep", "forward", "head", "tail"
-_PATIENCE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -82,26 +80,3 @@ def second_rules(rules: Rules) -> Iterator[Rules]:
     ranks = len(rules.prefer)
     for hungry, patience in product((False, True), (0.0, 0.5, 1.0)):
         yield replace(rules, hungry=(hungry,) * ranks, patience=(patience,) * ranks)
-
-
-def changed(rules: Rules, work: Work, chance: random.Random) -> Rules:
-    """Return rules that differ in one thing on one rank, or on a few."""
-    for _ in range(chance.choice((1, 1, 2, 3, work.num_ranks))):
-        rank, what = chance.randrange(work.num_ranks), chance.randrange(4)
-        if what == 0:
-            step = chance.choice((-1, 1))
-            most = [
-                max(1, min(kept, work.num_micro) + step) if owner == rank else kept
-                for kept, owner in zip(rules.most, work.placement, strict=True)
-            ]
-            rules = replace(rules, most=tuple(most))
-        elif what == 1:
-            patience = chance.choice(_PATIENCE)
-            rules = replace(rules, patience=(*rules.patience[:rank], patience, *rules.patience[rank + 1 :]))
-        elif what == 2:
-            hungry = not rules.hungry[rank]
-            rules = replace(rules, hungry=(*rules.hungry[:rank], hungry, *rules.hungry[rank + 1 :]))
-        else:
-            name = chance.choice(NAMES)
-            rules = replace(rules, prefer=(*rules.prefer[:rank], name, *rules.prefer[rank + 1 :]))
-    return rules

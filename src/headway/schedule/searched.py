@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +12,10 @@ from headway.schedule.bound import lower_bound
 from headway.schedule.catalogue import CATALOGUE
 from headway.schedule.costs import Costs
 from headway.schedule.dispatch import dispatch
+from headway.schedule.justify import justify
 from headway.schedule.lower import lower
-from headway.schedule.rules import NAMES, Rules, Table, changed, first_rules, second_rules, tables
+from headway.schedule.refute import refuted
+from headway.schedule.rules import NAMES, Rules, Table, first_rules, second_rules, tables
 from headway.schedule.simulate import simulate
 from headway.schedule.swaps import swaps
 from headway.schedule.work import Orders, Work, timed, work_of
@@ -24,6 +25,8 @@ _REFUSED = 40
 """So many schedules of one round may turn out not to fit before there is less room for the next."""
 _KEPT = 4
 """So many of the first rules are tried with other ways of treating weight gradients."""
+_ACTIONS = 1500
+"""Steps of fewer actions are tried more often, up to four times as often; larger ones less."""
 _EQUAL = 1e-9
 """Makespans closer than this, relative, are the same."""
 
@@ -32,7 +35,7 @@ _EQUAL = 1e-9
 class Searched:
     """A schedule with its makespan, and `bound`, a proved number of seconds below which no schedule can be.
 
-    `start` says what it was found from: the name of a built schedule, "rules", or "swaps".
+    `start` says what it was found from: the name of a built schedule, "rules", "justified" or "swaps".
     """
 
     schedule: Schedule
@@ -66,8 +69,9 @@ def searched(
     work, not the seconds, so that machines of any speed agree; a gap of `enough` ends it.
 
     By `simulate` the result is never longer than any built schedule that has this placement and fits. From there it
-    goes on in three steps: rules by which ranks choose whenever they are free, a fixed set of them; random changes of
-    the best rules; swaps of neighbours along the critical path. 3,072 actions take 8 s at most.
+    goes on in three steps: rules by which ranks choose whenever they are free, a fixed set of them; schedules pushed to
+    their end and back to their start (`justify`); swaps of neighbours along the critical path. The bound is raised
+    between (`refuted`).
 
     Raises PlanError when not even one micro-batch at a time fits; ValueError for numbers that make no sense.
     """
@@ -120,6 +124,8 @@ class _Search:
             self._offer(schedule, name)
             yield
         needed = self._needed()
+        actions = 3 * len(self.placement) * self.num_micro
+        effort = min(max(_ACTIONS / actions, 0.4), 4.0)
         rounds = 4 if all(left >= need for left, need in zip(self.room, needed, strict=True)) else 0
         for _ in range(rounds):
             self.over = None
@@ -128,17 +134,32 @@ class _Search:
             best = sorted(ranked)[:_KEPT]
             yield from self._rank(((each, r) for _, _, each, first in best for r in second_rules(first)), ranked)
             if ranked:
-                length, _, split, rules = min(ranked)
-                yield from self._change(length, rules, split, tries // 2)
+                yield from self._less_split(*min(ranked))
+                self.bound = refuted(self._least(), self._room(), self.bound, self.makespan)
+                yield
+                yield from self._justify(ranked, int(tries * effort) // 3)
             if ranked or self.over is None:
                 break
             # What travels between stages and comes and goes takes room too: how much is known only now.
             rows = zip(self.room, self.over, needed, strict=True)
             self.room = [max(left - more, need) for left, more, need in rows]
         if self.best is not None:
-            work = self._work(frozenset(stage for stage, _ in self.best.split))
-            for _ in swaps(work, work.orders(self.best), self.room, 4 * tries, self._offer_orders(work)):
-                yield
+            work = self._widest()
+            orders = work.orders(self.best)
+            yield from swaps(work, orders, self.room, int(2 * tries * effort), self._offer_orders(work, "swaps"))
+
+    def _justify(self, ranked: list[tuple[float, int, frozenset[int], Rules]], tries: int) -> Iterator[None]:
+        """Push schedules to the end and back, the best one and another that a rule of another kind gave."""
+        if self.best is not None:
+            work = self._widest()
+            orders = work.orders(self.best)
+            yield from justify(work, orders, self.room, tries, self._offer_orders(work, "justified"))
+        others = [row for row in ranked if row[3].prefer[0] == "head"]
+        if others:
+            _, _, split, rules = min(others)
+            work = self._work(split)
+            orders = dispatch(work, rules, self.tables[split], self.room)
+            yield from justify(work, orders, self.room, tries, self._offer_orders(work, "justified"))
 
     def _rank(
         self, several: Iterable[tuple[frozenset[int], Rules]], ranked: list[tuple[float, int, frozenset[int], Rules]]
@@ -155,20 +176,12 @@ class _Search:
             if refused > _REFUSED:
                 break
 
-    def _change(self, best: float, rules: Rules, split: frozenset[int], tries: int) -> Iterator[None]:
-        """Split no more than helps, then change rules, and what is split, at random for as long as it helps."""
+    def _less_split(self, best: float, number: int, split: frozenset[int], rules: Rules) -> Iterator[None]:
+        """Split no more backwards than helps."""
         for rank in reversed(range(len(self.room))):
             less = split - {stage for stage, owner in enumerate(self.placement) if owner == rank}
             if less != split and (found := self._dispatch(less, rules)) <= best:
                 best, split = found, less
-            yield
-        chance = random.Random(0)
-        for _ in range(tries):
-            other, some = changed(rules, self._work(split), chance), split
-            if self.split and chance.random() < 0.2:
-                some = split ^ {chance.randrange(len(self.placement))}
-            if (found := self._dispatch(some, other)) <= best:
-                best, rules, split = found, other, some
             yield
 
     def _built(self) -> Iterator[tuple[str, Schedule]]:
@@ -202,8 +215,17 @@ class _Search:
             return found[0]
         return math.inf
 
-    def _offer_orders(self, work: Work) -> Callable[[Orders], bool]:
-        return lambda orders: self._offer(work.schedule("searched", orders), "swaps")
+    def _widest(self) -> Work:
+        """Give work in which the best schedule takes no longer, with every backward split if that is so."""
+        assert self.best is not None, "asked once there is a schedule"
+        work = self._work(self.splits[0])
+        found = timed(work, work.orders(self.best)) if self.split else None
+        if found is not None and found[0] <= self.makespan * (1 + _EQUAL):
+            return work
+        return self._work(frozenset(stage for stage, _ in self.best.split))
+
+    def _offer_orders(self, work: Work, start: str) -> Callable[[Orders], bool]:
+        return lambda orders: self._offer(work.schedule("searched", orders), start)
 
     def _offer(self, schedule: Schedule, start: str) -> bool:
         """Keep a schedule if it fits and is the shortest so far; tell whether it fits."""
