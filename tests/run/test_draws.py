@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headway
 from headway.collective.world import World
@@ -75,16 +76,27 @@ def test_draws_are_from_their_distributions() -> None:
     assert below.dtype == torch.float32 and set(below.unique().tolist()) == set(range(9))
 
 
+class Products(TorchDispatchMode):
+    """Counts products with weights."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.mm)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_of_each_sample_is_attention_of_all(masked: bool) -> None:
-    """With the dropout all but off: what is taken apart must come together as torch has it."""
+def test_attention_of_each_sample_is_attention_of_all(masked: bool, weights: bool) -> None:
+    """With the dropout all but off: what is drawn for each sample must leave attention as torch has it, in one call."""
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, dropout=1e-12).double()
     x = torch.randn(5, SAMPLES, 8, dtype=torch.float64)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"need_weights": weights}
     if masked:
         padding = torch.arange(5)[None] >= torch.arange(1, SAMPLES + 1)[:, None].clamp(max=5)
-        options = {"key_padding_mask": padding, "attn_mask": torch.randn(2 * SAMPLES, 5, 5, dtype=torch.float64)}
+        options |= {"key_padding_mask": padding, "attn_mask": torch.randn(2 * SAMPLES, 5, 5, dtype=torch.float64)}
     want = layer(x, x, x, **options)
 
     class Drawn(torch.overrides.TorchFunctionMode):
@@ -96,10 +108,11 @@ def test_attention_of_each_sample_is_attention_of_all(masked: bool) -> None:
                 return Chance(0, 0, 0, SAMPLES).call((0, 1), func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
-    with Drawn() as mode:
+    with Drawn() as mode, Products() as products:
         got = layer(x, x, x, **options)
-    assert mode.seen == 1
+    assert mode.seen == 1 and products.seen == 2, "of what goes in and what comes out"
     for a, b in zip(want, got, strict=True):
+        assert (a is None) == (b is None) == (not weights and b is got[1])
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -170,8 +183,9 @@ def test_rows_say_which_numbers_are_whose(text: str) -> None:
         assert together.select(rows.dim + 1, 0).unique().numel() > 1
 
 
+@pytest.mark.parametrize("need", [False, True])
 @pytest.mark.parametrize("parts", [(1, 3), (3, 1), (2, 2)])
-def test_attention_of_windows(parts: tuple[int, int]) -> None:
+def test_attention_of_windows(parts: tuple[int, int], need: bool) -> None:
     """Several sequences of each sample in one dim, with masks for each and for each head."""
     outer, inner = parts
     torch.manual_seed(0)
@@ -197,10 +211,11 @@ def test_attention_of_windows(parts: tuple[int, int]) -> None:
 
         with Drawn():
             given = own(x, 1)
-            out, weights = layer(
-                given, given, given, key_padding_mask=own(padding, 0), attn_mask=own(mask, 0, 2 * inner)
-            )
+            masks = {"key_padding_mask": own(padding, 0), "attn_mask": own(mask, 0, 2 * inner)}
+            out, weights = layer(given, given, given, need_weights=need, **masks)
         sizes = (outer, stop - first, inner)
+        if not need:
+            return out.unflatten(1, sizes).flatten(4).movedim(2, 0).flatten(1)
         return torch.cat([out.unflatten(1, sizes).flatten(4).movedim(2, 0).flatten(1),
                           weights.unflatten(0, sizes).movedim(1, 0).flatten(1)], 1)  # fmt: skip
 

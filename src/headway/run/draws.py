@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import Signature, signature
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from headway.graph.chance import DRAWN_IN_PLACE, DRAWN_WITH_ROWS, DRAWN_WITHOUT_ROWS, argument
@@ -17,8 +16,6 @@ from headway.graph.walk import tensors_of
 
 Seed = Callable[[int], object]
 """Seeds the generators for a sample, by its number within the micro-batch."""
-
-HEADS: Signature = signature(functional.multi_head_attention_forward)
 
 
 def take(tensor: torch.Tensor, dim: int, parts: tuple[int, int], samples: int, number: int) -> torch.Tensor:
@@ -51,8 +48,6 @@ def by_sample(
     """
     if kwargs.get("generator") is not None or kwargs.get("out") is not None:
         return None
-    if name == "multi_head_attention_forward":
-        return _attend(func, args, kwargs, samples, rows, seed)
     tensors = tensors_of((args, kwargs), [])
     if name in DRAWN_WITHOUT_ROWS or (name == "normal" and not tensors):
         return _fill(name, func, args, kwargs, samples, rows, seed)
@@ -107,27 +102,16 @@ def _fill(name: str, func: Any, args: Any, kwargs: Any, samples: int, rows: Rows
     return [result]
 
 
-def _attend(func: Any, args: Any, kwargs: Any, samples: int, rows: Rows, seed: Seed) -> list[Any] | None:
-    """Do attention with dropped weights for each sample: queries are [length, samples, width]."""
-    given = HEADS.bind(*args, **kwargs)
-    given.apply_defaults()
-    table = given.arguments
-    query, heads, mask = table["query"], table["num_heads"], table["attn_mask"]
-    parts = rows.parts(query.shape, samples) if query.dim() == 3 and rows.dim == 1 else None
-    if parts is None or table["static_k"] is not None or table["static_v"] is not None:
-        return None
-    outputs, weights = [], []
-    for number in range(samples):
-        seed(number)
-        own = {key: take(table[key], 1, parts, samples, number) for key in ("query", "key", "value")}
-        if table["key_padding_mask"] is not None:
-            own["key_padding_mask"] = take(table["key_padding_mask"], 0, parts, samples, number)
-        if mask is not None and mask.dim() == 3:
-            own["attn_mask"] = take(mask, 0, (parts[0], parts[1] * heads), samples, number)
-        output, weight = func(**{**table, **own})
-        outputs.append(output)
-        weights.append(weight)
-    return [(join(outputs, 1, parts), None if weights[0] is None else join(weights, 0, parts))]
+def by_head(func: Any, args: Any, kwargs: Any, drop: Callable[..., Any], attend: Callable[..., Any]) -> Any:
+    """Do attention as torch's `multi_head_attention_forward` is written, with other functions for what draws in it.
+
+    `drop` stands for its dropout, of weights [batch x heads, targets, sources], and `attend` for its
+    scaled_dot_product_attention, of [batch, heads, length, width].
+    """
+    names = {**func.__globals__, "dropout": drop, "scaled_dot_product_attention": attend}
+    own = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    own.__kwdefaults__ = func.__kwdefaults__
+    return own(*args, **kwargs)
 
 
 def packed_order(module: nn.Module, args: tuple[Any, ...]) -> list[int] | None:

@@ -19,7 +19,7 @@ from headway.graph.host import seed_host, skip
 from headway.graph.model import Position
 from headway.graph.rows import MIXED, Rows, guess
 from headway.graph.walk import short_name, tensors_of
-from headway.run.draws import by_layer, by_sample, put, take
+from headway.run.draws import by_head, by_layer, by_sample, put, take
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Chance:
         elif rows.whose == "sample":
             if name in DROPPED_BY_SAMPLE:
                 return self._dropout(position, name, rows, args, kwargs)
+            if name == "multi_head_attention_forward" and rows.dim == 1 and len(shape) == 3:
+                return self._heads(position, rows, func, args, kwargs)
             if name == "scaled_dot_product_attention" and rows.dim < len(shape) - 2:
                 return self._attention(position, rows, args, kwargs)
             own = by_sample(
@@ -135,6 +137,16 @@ class Chance:
         shape = torch.Size((*given.shape[:whole], *(1,) * (given.dim() - whole)))
         mask = self.keep(position, shape, p, given, rows)
         return given.mul_(mask) if inplace else given * mask
+
+    def _heads(self, position: Position, rows: Rows, func: Any, args: Any, kwargs: Any) -> Any:
+        """Attention of nn.MultiheadAttention for all samples at once: queries are [length, samples, width]."""
+        outer, _ = rows.parts(_shape(func, args, kwargs), self.samples) or (1, 1)
+        first = Rows("sample", 0, outer)
+
+        def drop(weights: torch.Tensor, p: float) -> torch.Tensor:
+            return weights * self.keep(position, weights.shape, p, weights, first)
+
+        return by_head(func, args, kwargs, drop, lambda *a, **k: self._attention(position, first, a, k))
 
     def _attention(self, position: Position, rows: Rows, args: Any, kwargs: Any) -> torch.Tensor:
         """Attention with dropped weights, softmax(q k' / sqrt(d) + mask) as torch documents it."""
