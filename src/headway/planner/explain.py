@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from headway.planner.choice import Choice
+from headway.planner.plan import Plan, RunnerUp
 from headway.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from headway.planner.choice import Choice
-    from headway.planner.plan import Plan, RunnerUp
 
 MAX_REASONS = 3
 MAX_RUNNERS_UP = 3

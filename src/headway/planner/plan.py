@@ -13,7 +13,6 @@ from headway.cost.cluster import Cluster
 from headway.errors import PlanError
 from headway.graph.model import ModelGraph
 from headway.layout.split import Split
-from headway.planner import explain as _explain
 from headway.planner.estimate import MessageEstimate, StageEstimate, costs_of, lowered, order_of
 from headway.planner.fingerprint import Fingerprint, compare, fingerprint
 from headway.schedule.action import Schedule
@@ -165,10 +164,14 @@ class Plan:
 
     def explain(self) -> str:
         """Return the long explanation: decisions, reasons, every stage's cost, alternatives, what binds."""
-        return _explain.long(self)
+        from headway.planner.explain import long  # the words are of this class
+
+        return long(self)
 
     def __str__(self) -> str:
-        return _explain.short(self)
+        from headway.planner.explain import short  # the words are of this class
+
+        return short(self)
 
 
 def shares(total: int, parts: int) -> tuple[int, ...]:
