@@ -93,6 +93,8 @@ class Storages:
     """[calls] storages that a call takes of earlier calls, and which call made the value"""
     made: tuple[tuple[tuple[int, int], ...], ...]
     """[calls] storages that a call makes for later calls, and which call uses the value last"""
+    weights: int
+    """bytes of all parameters and buffers"""
 
     @classmethod
     def of(cls, graph: ModelGraph) -> Storages:
@@ -114,7 +116,8 @@ class Storages:
             producer = values[value].producer
             if producer is not None and values[value].storage not in leaves:
                 made[producer].append((values[value].storage, user))
-        return cls(leaves, tuple(kept), tuple(taken), tuple(map(tuple, made)))
+        weights = sum(info.bytes for info in graph.parameters)
+        return cls(leaves, tuple(kept), tuple(taken), tuple(map(tuple, made)), weights)
 
     def received(self, first: int, last: int) -> set[int]:
         """Return the storages of derived values made before a stage that its calls use."""
@@ -195,6 +198,7 @@ def stage_memory(
     optimizer_states: int,
     global_batch: int,
     storages: Storages | None = None,
+    batch: int | None = None,
 ) -> StageMemory:
     """Return the bytes of the stage that computes calls `first` to `last`, for micro-batches as recorded.
 
@@ -204,7 +208,7 @@ def stage_memory(
     """
     held = tuple(names) if names is not None else names_of(graph, first, last)
     storages = storages or Storages.of(graph)
-    constant = runtime_bytes(device) + batch_bytes(graph, global_batch)
+    constant = runtime_bytes(device) + (batch_bytes(graph, global_batch) if batch is None else batch)
     trainable = parameter_bytes(graph, held, trainable=True)
     largest = max((parameter_bytes(graph, [name], trainable=True) for name in held), default=0)
     return StageMemory(
@@ -213,7 +217,7 @@ def stage_memory(
         activation=activation_bytes(graph, first, last, storages),
         temporary=temporary_bytes(graph, first, last, storages),
         update=2 * largest if device.is_cpu else trainable,
-        build=sum(info.bytes for info in graph.parameters) + constant,
+        build=storages.weights + constant,
     )
 
 

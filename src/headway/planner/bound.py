@@ -46,21 +46,27 @@ def least_seconds(program: Program, choice: Choice, setting: Setting, longest: f
     return least * (1 - ROUNDING)
 
 
-def least_bytes(program: Program, choice: Choice, setting: Setting) -> int:
+def least_bytes(program: Program, choice: Choice, setting: Setting, kept: int = 1) -> int:
     """Return a lower bound on the bytes of the fullest rank, over all cuts; 0 where copies share something out.
 
     All ranks together hold every parameter with its gradient and states, and every activation of as many micro-batches
-    as each rank keeps at once for all of its stages.
+    (`kept`) as each rank keeps at once for all of its stages: one at least, while the last of them is at its first.
     """
     if choice.shard != "none" and choice.data > 1:
         return 0
-    kept = 1
     constant = runtime_bytes(setting.cluster.device) + program.batch_bytes(setting.global_batch)
     static = program.shape.parameters + (1 + setting.optimizer_states) * program.shape.trainable
-    most = constant + (static + choice.num_micro_batches * program.activations) // choice.pipeline
-    if most > setting.cluster.device.memory_bytes:  # else no order can tell that it does not fit
-        kept = min(choice.order.in_flight_together)
     return constant + (static + kept * program.activations) // choice.pipeline
+
+
+def surely_too_large(program: Program, choice: Choice, setting: Setting) -> bool:
+    """Tell whether bounds say that a candidate does not fit, wherever it is cut."""
+    memory = setting.cluster.device.memory_bytes
+    if least_bytes(program, choice, setting) > memory:
+        return True
+    if least_bytes(program, choice, setting, choice.num_micro_batches) <= memory:
+        return False  # no order keeps more
+    return least_bytes(program, choice, setting, min(choice.order.in_flight_together)) > memory
 
 
 def least_step(estimate: Estimate) -> float:

@@ -16,7 +16,7 @@ from headway.graph.model import ModelGraph
 from headway.layout.optimum import Ints
 from headway.layout.partition import balance, least_bottleneck
 from headway.layout.ranks import balance_ranks
-from headway.planner.bound import least_bytes, least_seconds, least_step, most_bytes
+from headway.planner.bound import least_seconds, least_step, most_bytes, surely_too_large
 from headway.planner.choice import Choice, Setting
 from headway.planner.price import Estimate, Priced, estimates, price, priced
 from headway.planner.program import Program
@@ -114,7 +114,7 @@ def look(program: Program, choice: Choice, setting: Setting, cuts: Sequence[str]
     if choice.num_stages == 1 or cuts is not None:
         ways = estimates(program, choice, tuple(cuts or ()), setting)
         return Look(ways, True if surely_fit(ways, memory) else None, min(map(least_step, ways)))
-    if least_bytes(program, choice, setting) <= memory:
+    if not surely_too_large(program, choice, setting):
         ways = estimates(program, choice, fastest_cuts(program, choice, setting), setting)
         if surely_fit(ways, memory):
             return Look(ways, True, min(map(least_step, ways)))

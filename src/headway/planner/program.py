@@ -226,6 +226,7 @@ class Program:
                 optimizer_states=setting.optimizer_states,
                 global_batch=setting.global_batch,
                 storages=self.shape.storages,
+                batch=self.batch_bytes(setting.global_batch),
             )
             if rank in seen:
                 memory = replace(memory, static=memory.static - constant)
