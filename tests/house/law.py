@@ -72,6 +72,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "_pytree": "torch's nested values have no public module in 2.13; torch.export and checkpoints take this one",
     "_python_dispatch": "TorchDispatchMode, which torch documents, has no other home",
     "graph/interception.py: _engine_run_backward": "what each backward ends in, by whatever name it is called",
+    "graph/interception.py: _get_total_norm": "the norm that clip_grad_norm_ takes, by whatever name it is called",
     "graph/where.py: _getframe": "the user's line of each call; inspect.stack reads every file on the way",
     "graph/record.py: _buffers": "puts back buffers that a recording replaced, in their order",
     "run/stage.py: _buffers": "puts back buffers that belong to another stage, where modules override __setattr__",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
 
 import headway
 from headway.collective.world import World
@@ -99,3 +100,24 @@ def test_padded_batches_of_a_collator_and_compiled_blocks(compiled: bool) -> Non
     for got, outputs in on_ranks(2, train, compiled, timeout=120, deadline=60)[0]:
         assert got == pytest.approx(losses, abs=1e-12)
         torch.testing.assert_close(outputs, model(BATCHES[0]["ids"], BATCHES[0]["mask"]).detach())
+
+
+def refusals(world: World) -> None:
+    """Look at what goes over all parameters, on a rank that has some of them."""
+    plan = headway.plan(made(compiled=False), loss, BATCHES[0], fixed={"pipeline": 2})
+    parallel = ParallelModel(made(compiled=False), loss, plan, world)
+    together = torch.optim.LBFGS(parallel.parameters())
+    with pytest.raises(headway.HeadwayError, match="LBFGS goes by all parameters"):
+        together.step(lambda: parallel.forward_backward(BATCHES[0]))
+    parallel.forward_backward(BATCHES[0])
+    for clip in (clip_grad_norm_, nn.utils.clip_grad_norm_):
+        with pytest.raises(headway.HeadwayError, match="norm of the gradients that this rank has") as refused:
+            clip(parallel.parameters(), 1.0)
+        assert "test_scripts.py" in str(refused.value.place)
+    other = nn.Linear(3, 3)
+    other(torch.ones(3)).sum().backward()
+    assert clip_grad_norm_(other.parameters(), 1.0) > 0 and parallel.clip_grad_norm(1.0) > 0
+
+
+def test_what_goes_over_all_parameters_is_refused_where_a_rank_has_some() -> None:
+    on_ranks(2, refusals)

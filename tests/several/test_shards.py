@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import headway
 from headway.collective.slices import local
@@ -248,6 +249,14 @@ def rounded(world: World) -> None:
                 early.step()
         else:
             early.step()
+        made.forward_backward(batch_of(0))
+        if shard in ("optimizer", "gradients"):
+            with pytest.raises(headway.HeadwayError, match="norm of the gradients that this rank has"):
+                nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+        else:
+            norm = nn.utils.clip_grad_norm_(made.parameters(), 1e9)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            assert float(norm) == pytest.approx(float(made.clip_grad_norm(1e9)))
     for refused, why in ((torch.ones(()), "scale is a scalar"), (torch.ones(6, dtype=torch.float64), "of one dtype")):
         odd = Net()
         odd.scale = nn.Parameter(refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._functorch import apis, eager_transforms
 from torch.autograd.function import _SingleLevelFunction
+from torch.nn.utils import clip_grad
 from torch.utils import checkpoint
 from torch.utils.hooks import BackwardHook
 
@@ -26,6 +27,9 @@ GENERATOR = "_checkpoint_without_reentrant_generator"
 
 ENGINE = "_engine_run_backward"
 """What each backward and each torch.autograd.grad ends in, by whatever name it is called."""
+
+NORM = "_get_total_norm"
+"""What clip_grad_norm_ takes the norm with, by whatever name it is called."""
 
 COMPILING = "_callback_from_stance"
 """What everything that torch.compile made asks, each time, whether to compile; torch.compiler.set_stance acts there."""
@@ -84,6 +88,7 @@ class Interception:
         self.now = _Now()
         self.holders = 0
         self.originals: list[tuple[Any, str, Any]] = []
+        self.norms: list[Callable[[Sequence[torch.Tensor]], None]] = []  # asked before torch takes one to clip by
 
     def hold(self) -> None:
         """Replace the functions, if they are not yet."""
@@ -108,6 +113,7 @@ class Interception:
             (BackwardHook, "setup_input_hook", self._backward_hook(BackwardHook.setup_input_hook)),
             (BackwardHook, "setup_output_hook", self._backward_hook(BackwardHook.setup_output_hook)),
             (torch.autograd, ENGINE, self._engine(getattr(torch.autograd, ENGINE))),
+            (clip_grad, NORM, self._norm(getattr(clip_grad, NORM))),
             (torch.amp.GradScaler, "scale", self._scale(torch.amp.GradScaler.scale)),
         ]
         for owner, name, replacement in places:
@@ -157,6 +163,15 @@ class Interception:
             return original(roots, gradients, keep, create, inputs, *args, **kwargs)
 
         return run
+
+    def _norm(self, original: Any) -> Any:
+        def norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            for look in self.norms:
+                look(tensors)
+            return original(tensors, *args, **kwargs)
+
+        return norm
 
     def _scale(self, original: Any) -> Any:
         now = self.now

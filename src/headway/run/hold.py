@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from headway.collective.slices import fill, whole
 from headway.collective.world import Group, World
-from headway.errors import CheckpointError, HeadwayError, PlanError
+from headway.errors import CheckpointError, PlanError
 from headway.graph.keras import variables
 from headway.graph.weights import name_weights
-from headway.graph.where import user_line
 from headway.planner.fingerprint import digests
 from headway.planner.plan import Plan
 
@@ -109,27 +106,6 @@ def drop_others(model: nn.Module, held: Iterable[str]) -> dict[str, nn.Parameter
         if id(variable._value) in absent:
             variable._value = absent[id(variable._value)]
     return kept
-
-
-def refuse_old(model: nn.Module, before: Iterable[nn.Parameter], now: Iterable[nn.Parameter]) -> None:
-    """Have the step of an optimizer refused that holds one of `before`, in whose place there are others (`now`).
-
-    It would train what nobody computes with. For as long as `model` lives.
-    """
-    kept = {id(p) for p in now}
-    old = {id(p): weakref.ref(p) for p in before if id(p) not in kept}
-
-    def look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            if any(id(p) in old and old[id(p)]() is p for p in group["params"]):
-                raise HeadwayError(
-                    "the optimizer was made before headway.parallelize, which put slices in place of its parameters",
-                    place=user_line(),
-                    remedy="make it of model.parameters() after headway.parallelize",
-                )
-
-    if old:
-        weakref.finalize(model, register_optimizer_step_pre_hook(look).remove)
 
 
 def full_state(

@@ -21,13 +21,14 @@ from headway.run.arguments import check_parallelized
 from headway.run.buffers import Before, agree
 from headway.run.exchange import Exchange, Told
 from headway.run.execute import Step, Wires
-from headway.run.hold import check_parameters, drop_others, full_state, load_state, refuse_old, same_everywhere
+from headway.run.hold import check_parameters, drop_others, full_state, load_state, same_everywhere
 from headway.run.keep import keep
 from headway.run.memory import Meter
 from headway.run.microbatch import Share, cut, num_tokens, offsets, to_device
 from headway.run.narrate import Narrator
 from headway.run.orders import Orders
 from headway.run.outputs import gather_outputs, program_for
+from headway.run.part import guard
 from headway.run.randomness import Chance, same_generators, seeded
 from headway.run.sharing import Sharing
 from headway.run.stage import Stage
@@ -101,8 +102,8 @@ class ParallelModel(Surface):
         self._wires = Wires.lay(world, plan.split, lambda stage: mesh.rank(pipeline=placement[stage], data=self._copy))
         self._apart = Apart() if plan.order_for(plan.num_micro_batches).split else None
         self._kept = keep(world, plan, model, self._held, ties, self._data_group, self._pipeline_group, placement)
-        refuse_old(self, self._held.values(), model.parameters())
-        self._held = self._kept.parameters
+        before, self._held = self._held, self._kept.parameters
+        guard(self, before.values(), plan)
         self._stages = {part.index: Stage.of(plan.split, part.index, model, loss, world.device) for part in mine}
         self._structure = Structure.of(model, self._held, sliced=plan.shard == "parameters" and plan.data > 1)
         self.seed = int(world.broadcast_object(torch.initial_seed()))
