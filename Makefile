@@ -54,10 +54,13 @@ bench: $(VENV)/bench.stamp
 zoo: $(VENV)/bench.stamp
 	$(BIN)/python -m pytest -q -m zoo
 
-# A long training: what leaks, drifts or hangs shows here and nowhere else.
+# A long training: what leaks, drifts or hangs shows here. Then random programs under random plans: docs/soak.md.
 SOAK_STEPS ?= 3000
+SOAK_CASES ?= 100
 soak: $(VENV)/test.stamp
 	$(BIN)/headway run -n 2 examples/gpt.py --steps $(SOAK_STEPS)
+	$(BIN)/python -m tests.soak.sweep --count $(SOAK_CASES) --ranks 2 3 4
+	$(BIN)/python -m tests.soak.failures --count 10 --ranks 2 4
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
