@@ -1,6 +1,6 @@
 """The searched schedule beside the built ones: seconds of the step, gap to the bound, seconds of the search.
 
-`python benchmarks/searched_schedule.py`; takes a minute, needs no device.
+`python benchmarks/searched_schedule.py`; takes some minutes, needs no device.
 """
 
 from __future__ import annotations

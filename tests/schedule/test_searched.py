@@ -160,9 +160,10 @@ def test_never_longer_than_a_built_schedule_that_fits(seed: int) -> None:
         assert not whole.schedule.split
 
 
+@pytest.mark.parametrize("share", [1, 3])
 @pytest.mark.parametrize("vee", [False, True])
-def test_within_two_percent_of_the_bound_where_memory_allows(vee: bool) -> None:
-    """Unequal stages and slow messages, room for two or three times what 1F1B keeps."""
+def test_within_two_percent_of_the_bound(vee: bool, share: int) -> None:
+    """Unequal stages and slow messages, in the memory of 1F1B and in three times that."""
     chance = random.Random(2)
     for num_ranks, num_micro in ((2, 8), (4, 16), (6, 24)):
         num_stages = 2 * num_ranks if vee else num_ranks
@@ -176,7 +177,7 @@ def test_within_two_percent_of_the_bound_where_memory_allows(vee: bool) -> None:
             message={(s, s + 1): 0.2 for s in range(num_stages - 1)},
             activation_bytes=(1,) * num_stages,
         )
-        found = searched(costs, placement, num_micro, limits=[3 * num_stages] * num_ranks)
+        found = searched(costs, placement, num_micro, limits=[share * num_stages] * num_ranks, enough=0.02)
         assert found.gap <= 0.02
 
 
