@@ -144,9 +144,8 @@ class _Search:
             rows = zip(self.room, self.over, needed, strict=True)
             self.room = [max(left - more, need) for left, more, need in rows]
         if self.best is not None:
-            work = self._widest()
-            orders = work.orders(self.best)
-            yield from swaps(work, orders, self.room, int(2 * tries * effort), self._offer_orders(work, "swaps"))
+            work, rounds = self._widest(), int(2 * tries * max(effort, 1.0))
+            yield from swaps(work, work.orders(self.best), self.room, rounds, self._offer_orders(work, "swaps"))
 
     def _justify(self, ranked: list[tuple[float, int, frozenset[int], Rules]], tries: int) -> Iterator[None]:
         """Push schedules to the end and back, the best one and another that a rule of another kind gave."""
