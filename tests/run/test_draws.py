@@ -240,3 +240,19 @@ def test_a_plan_is_for_training_whatever_mode_the_model_is_in() -> None:
         model = ParallelModel(net, first_square, plan, World())
         losses.append([float(model.train(mode).forward_backward(x)) for mode in (True, False)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-12) and losses[0][0] != pytest.approx(losses[0][1], rel=1e-3)
+
+
+def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).square().mul(torch.arange(6)).mean()
+
+
+def test_attention_draws_alike_whether_backward_is_split_or_not() -> None:
+    found = []
+    for schedule in ("gpipe", "zero_bubble"):
+        torch.manual_seed(0)
+        model = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.3, batch_first=True).double()
+        batch = torch.randn(4, 3, 6, dtype=torch.float64)
+        fixed = {"num_micro_batches": 2, "schedule": schedule}
+        plan = headway.plan(model, mean_square, batch, cluster="1xcpu:4GiB", fixed=fixed)
+        found.append(float(ParallelModel(model, mean_square, plan, World()).forward_backward(batch)))
+    assert found[0] == found[1]

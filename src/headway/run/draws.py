@@ -108,7 +108,9 @@ def by_head(func: Any, args: Any, kwargs: Any, drop: Callable[..., Any], attend:
     `drop` stands for its dropout, of weights [batch x heads, targets, sources], and `attend` for its
     scaled_dot_product_attention, of [batch, heads, length, width].
     """
-    names = {**func.__globals__, "dropout": drop, "scaled_dot_product_attention": attend}
+    # a mode around it, as of a split backward, must see the calls inside: told of the whole, it would do torch's own
+    seen = {"has_torch_function": lambda tensors: False}
+    names = {**func.__globals__, **seen, "dropout": drop, "scaled_dot_product_attention": attend}
     own = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     own.__kwdefaults__ = func.__kwdefaults__
     return own(*args, **kwargs)
