@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from headway.collective.channel import DTYPES, Channel, Signature, signature_of
+from headway.collective.channel import DTYPES, EAGER_BYTES, Channel, Signature, signature_of
 from headway.collective.world import PeerError, World
 from headway.errors import RankError
 from tests.several.ranks import SOON, on_ranks, outcomes_on_ranks
@@ -98,11 +98,41 @@ def sender_lets_go(world: World) -> int:
         else:
             (tensor,), _ = channel.receive(micro)
             back.send(micro, [tensor[:1]])
+    if world.rank == 0:
+        back.receive(28)
+        back.receive(29)
+    else:
+        back.flush()
     return most
 
 
 def test_sent_tensors_do_not_pile_up() -> None:
     assert on_ranks(2, sender_lets_go)[0] <= 8  # two messages of two parts, and a thread that runs a little later
+
+
+def behind_headers(world: World) -> list[int]:
+    """Count the parts of messages whose size changes."""
+    channel = Channel(world, 0, 1, 0)
+    parts = []
+    for micro, length in enumerate([300] * 6 + [EAGER_BYTES] * 5 + [7] * 6 + [300, 301]):
+        if world.rank == 0:
+            channel.send(micro, [torch.full((length,), micro, dtype=torch.uint8), torch.tensor([1.5, micro])])
+            parts.append(channel.under_way)
+            channel.flush()
+        else:
+            channel.post(micro, None)
+            first, second = channel.receive(micro)[0]
+            assert first.tolist() == [micro] * length and second.tolist() == [1.5, micro]
+            before = second._version
+            first.add_(1)  # they may lie in one buffer: autograd must not take this for a change of the other
+            assert second._version == before and second.tolist() == [1.5, micro]
+    return parts
+
+
+def test_values_travel_with_the_header_where_there_is_room_and_never_when_they_are_large() -> None:
+    """Room is that of the message four before; up to 128 bytes there always is, for more than EAGER_BYTES never."""
+    parts = on_ranks(2, behind_headers)[0]
+    assert parts == [3] * 4 + [1] * 2 + [3] * 5 + [1] * 6 + [3] * 2
 
 
 def mismatch(world: World) -> str:

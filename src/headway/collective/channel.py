@@ -1,31 +1,32 @@
 """Channel: tensors from one stage to another, shapes and dtypes agreed first; sends never block.
 
-A message is a header of fixed size and one part per tensor, each in its own right on the wire:
+A message is a header and what does not go with it, each in its own right on the wire:
 
-    header     micro-batch, dtypes and shapes, length of the note, and the values themselves when they are tiny
+    header     micro-batch, dtypes and shapes, length of the note; behind it the values, where there is room for them
     overflow   what did not fit in the header: long descriptions, long notes
     tensor 0.. as they lie in memory
 
-A receiver that knows the signature posts all parts ahead, so that they travel while it computes. A part's tag is made
-of its signature too: a tensor that differs from what is expected never arrives in a buffer that does not fit it (gloo
+Each part costs both ends a call of gloo's, so values travel with the header unless they are large. How much room the
+receiver keeps behind a header is known to both ends: as much as the message LAG before it had values. A receiver that
+knows the signature of large values posts them ahead, so that they travel while it computes. A part's tag is made of
+its signature too: a tensor that differs from what is expected never arrives in a buffer that does not fit it (gloo
 would end the process), and the header, which always arrives, says what is wrong.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from headway.collective.sends import Sends
 from headway.collective.world import PeerError, Pending, World
 from headway.errors import RankError
 
@@ -40,11 +41,11 @@ DTYPES: tuple[torch.dtype, ...] = (
 CODES = MappingProxyType({dtype: code for code, dtype in enumerate(DTYPES)})
 
 HEADER_BYTES = 512
-FIXED = struct.Struct(
-    "<IIIqI"
-)  # micro-batch, number of tensors, bytes of description, of note, of values in the header
-INLINE_BYTES = 128  # values up to this many bytes travel in the header
-LINGER_BYTES = 1 << 20  # of messages that may have gone and are kept all the same, until the next flush
+FIXED = struct.Struct("<IIIqq?")  # micro-batch, number of tensors; bytes of description, note, values; values behind?
+ALIGNED = 64  # bytes: behind a header each tensor begins at a multiple of it
+SMALL_BYTES = 128  # values up to this many bytes always travel behind the header
+EAGER_BYTES = 1 << 19  # larger ones never do
+LAG = 4  # a message has room behind its header for the values of the message that was so many before it
 MAX_TAG_BASE = 1 << 10
 MICRO_BITS, KIND_BITS = 9, 12
 HEADER_KIND, OVERFLOW_KIND, FIRST_TENSOR_KIND = 0, 1, 2
@@ -57,7 +58,7 @@ def signature_of(tensors: Sequence[torch.Tensor]) -> Signature:
 
 @lru_cache(maxsize=4096)
 def _describe(signature: Signature) -> tuple[bytes, int, int]:
-    """Return a signature's bytes on the wire, the tag kind of its tensors, and how many bytes the tensors take."""
+    """Return a signature's bytes on the wire, the tag kind of its tensors, and how many bytes they take in a row."""
     parts = []
     for dtype, shape in signature:
         if dtype not in CODES:
@@ -65,7 +66,11 @@ def _describe(signature: Signature) -> tuple[bytes, int, int]:
         parts.append(struct.pack(f"<BB{len(shape)}q", CODES[dtype], len(shape), *shape))
     description = b"".join(parts)
     kind = FIRST_TENSOR_KIND + zlib.crc32(description) % ((1 << KIND_BITS) - FIRST_TENSOR_KIND)
-    return description, kind, sum(dtype.itemsize * prod(shape) for dtype, shape in signature)
+    return description, kind, sum(_padded(dtype.itemsize * prod(shape)) for dtype, shape in signature)
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNED) * ALIGNED
 
 
 @lru_cache(maxsize=4096)
@@ -84,58 +89,6 @@ def _written(signature: Signature) -> str:
     return ", ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for dtype, shape in signature) or "nothing"
 
 
-class _Sends:
-    """Sends under way, with their tensors. gloo's sends cannot be polled, only waited for.
-
-    `wait` does that, and a thread as soon as more than LINGER_BYTES are kept alive: each time that it wakes, whoever
-    computes waits for Python's lock.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._under_way: deque[tuple[Pending, int]] = deque()
-        self._added = self._gone = 0  # bytes; each is written by one thread at a time
-        self._draining = threading.Lock()
-        self._wake = threading.Event()
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-
-    def add(self, send: Pending, size: int) -> None:
-        if self._error is not None:
-            raise self._error
-        self._under_way.append((send, size))
-        self._added += size
-        if self._added - self._gone > LINGER_BYTES:
-            self._wake.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"sends of {self._name}", daemon=True)
-                self._thread.start()
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def wait(self) -> None:
-        """Wait until all have gone. Raises what went wrong with any."""
-        with self._draining:
-            while self._under_way and self._error is None:
-                send, size = self._under_way[0]
-                try:
-                    send.wait()  # each has a deadline
-                except BaseException as error:
-                    self._error = error
-                    break
-                self._under_way.popleft()
-                self._gone += size
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        with suppress(BaseException):  # kept, and raised to whoever sends or waits next
-            while self._wake.wait():
-                self._wake.clear()
-                self.wait()
-
-
 class _Arrival:
     """A message that is awaited: its signature when it is known, and the tensors that were posted for it."""
 
@@ -145,6 +98,23 @@ class _Arrival:
         self.signature = signature
         self.tensors: list[torch.Tensor] = []
         self.receives: list[Pending] = []
+
+
+class _Header(NamedTuple):
+    """A header that has come, and the buffer in which the values lie behind it."""
+
+    start: bytes
+    buffer: torch.Tensor
+
+
+def _places(buffer: torch.Tensor, signature: Signature) -> list[torch.Tensor]:
+    """Give the places of tensors behind a header."""
+    places, at = [], HEADER_BYTES
+    for dtype, shape in signature:
+        length = dtype.itemsize * prod(shape)
+        places.append(buffer[at : at + length].view(dtype).view(shape))
+        at += _padded(length)
+    return places
 
 
 class Channel:
@@ -166,11 +136,14 @@ class Channel:
         self.name = f"channel {source_rank}->{target_rank}"
         self._group = world.everyone
         self._peer = target_rank if world.rank == source_rank else source_rank
-        self._sends = _Sends(self.name)
+        self._sends = Sends(self.name)
+        self._eager_bytes = EAGER_BYTES if world.device.type == "cpu" else SMALL_BYTES
+        self._rooms = deque([SMALL_BYTES] * LAG)  # behind the headers of the next messages, the same on both ends
         # Receiving end. Headers arrive in the order of the sends, whatever micro-batch they are of.
         self._posted_headers: deque[tuple[torch.Tensor, Pending]] = deque()
-        self._free_headers: list[torch.Tensor] = []
-        self._headers: dict[int, deque[bytes]] = {}
+        self._owed = 0  # headers to be awaited whose room is not known yet
+        self._free_headers: list[torch.Tensor] = []  # with room for small values
+        self._headers: dict[int, deque[_Header]] = {}
         self._arrivals: dict[int, deque[_Arrival]] = {}
 
     # ---- sending end
@@ -184,20 +157,23 @@ class Channel:
             raise ValueError(f"rank {self.world.rank} is the receiving end of {self.name}")
         flat = [self._sendable(tensor) for tensor in tensors]
         description, kind, size = _describe(signature_of(flat))
-        inline = b"".join(_bytes_of(tensor) for tensor in flat) if size <= INLINE_BYTES else b""
-        header = bytearray(HEADER_BYTES)
-        FIXED.pack_into(header, 0, micro, len(flat), len(description), len(note), len(inline))
-        body = inline + description + note
-        room = HEADER_BYTES - FIXED.size
-        header[FIXED.size : FIXED.size + min(len(body), room)] = body[:room]
-        self._post_send(torch.frombuffer(header, dtype=torch.uint8), micro, HEADER_KIND, "header")
-        if len(body) > room:
-            overflow = torch.frombuffer(bytearray(body[room:]), dtype=torch.uint8)
+        self._rooms.append(self._room(size))
+        behind = size <= self._rooms.popleft()
+        header = torch.empty(HEADER_BYTES + size * behind, dtype=torch.uint8)
+        start = FIXED.pack(micro, len(flat), len(description), len(note), size, behind) + description + note
+        content: Any = header.numpy()
+        memoryview(content)[: min(len(start), HEADER_BYTES)] = start[:HEADER_BYTES]
+        if behind:
+            for tensor, place in zip(flat, _places(header, signature_of(flat)), strict=True):
+                place.copy_(tensor)
+        self._post_send(header, micro, HEADER_KIND, "header")
+        if len(start) > HEADER_BYTES:
+            overflow = torch.frombuffer(bytearray(start[HEADER_BYTES:]), dtype=torch.uint8)
             self._post_send(overflow, micro, OVERFLOW_KIND, "description")
-        if size > INLINE_BYTES:
+        if not behind:
             for tensor in flat:
                 if tensor.numel():
-                    self._post_send(tensor, micro, kind, "tensors")
+                    self._post_send(tensor.contiguous(), micro, kind, "tensors")
 
     def flush(self) -> None:
         """Wait until every message has gone. Raises PeerError when one could not go within the deadline."""
@@ -217,7 +193,7 @@ class Channel:
         self._post_header()
         if signature is not None:
             _, kind, size = _describe(signature)
-            if size > INLINE_BYTES:
+            if size > self._eager_bytes:  # else it may come behind its header
                 self._post_tensors(arrival, micro, signature, kind)
         self._arrivals.setdefault(micro, deque()).append(arrival)
 
@@ -232,18 +208,18 @@ class Channel:
             self.post(micro)
         header = self._header_of(micro)
         arrival = self._arrivals[micro].popleft()
-        _, count, description_bytes, note_bytes, inline_bytes = FIXED.unpack_from(header)
-        body_bytes = inline_bytes + description_bytes + note_bytes
-        body = header[FIXED.size : FIXED.size + body_bytes]
-        if body_bytes > len(body):
-            rest = torch.empty(body_bytes - len(body), dtype=torch.uint8)
+        _, count, description_bytes, note_bytes, size, behind = FIXED.unpack_from(header.start)
+        body = header.start[FIXED.size : FIXED.size + description_bytes + note_bytes]
+        if len(body) < description_bytes + note_bytes:
+            rest = torch.empty(description_bytes + note_bytes - len(body), dtype=torch.uint8)
             self._post_receive(rest, micro, OVERFLOW_KIND, "description").wait()
             body += rest.numpy().tobytes()
-        sent = _parse(body[inline_bytes : inline_bytes + description_bytes])
+        sent = _parse(body[:description_bytes])
         self._check(micro, arrival, sent, count)
-        note = body[inline_bytes + description_bytes :]
-        if inline_bytes:
-            return self._from_inline(sent, body), note
+        note = body[description_bytes:]
+        if behind:
+            return self._take(header.buffer, sent, size), note
+        self._let_go(header.buffer)
         if len(arrival.tensors) != len(sent):
             self._post_tensors(arrival, micro, sent, _describe(sent)[1])
         for receive in arrival.receives:
@@ -252,7 +228,11 @@ class Channel:
 
     # ---- parts
 
-    def _header_of(self, micro: int) -> bytes:
+    def _room(self, size: int) -> int:
+        """Say how much room is kept for the values of a message when one had so many bytes of them."""
+        return size if SMALL_BYTES < size <= self._eager_bytes else SMALL_BYTES
+
+    def _header_of(self, micro: int) -> _Header:
         """Return this micro-batch's header; those of others that come first are kept for later."""
         while not self._headers.get(micro):
             if not self._posted_headers:
@@ -263,10 +243,26 @@ class Channel:
             except PeerError as error:
                 error.place = f"waiting for micro-batch {micro} on {self.name}{self._others()}; {error.place}"
                 raise
-            header = buffer.numpy().tobytes()
-            self._free_headers.append(buffer)
-            self._headers.setdefault(FIXED.unpack_from(header)[0], deque()).append(header)
+            start = buffer[:HEADER_BYTES].numpy().tobytes()
+            number, *_, size, _ = FIXED.unpack_from(start)
+            self._rooms.append(self._room(size))
+            if self._owed:
+                self._post_header(0)
+            self._headers.setdefault(number, deque()).append(_Header(start, buffer))
         return self._headers[micro].popleft()
+
+    def _take(self, buffer: torch.Tensor, signature: Signature, size: int) -> list[torch.Tensor]:
+        """Give the tensors that lie behind a header; as they lie there, if they fill most of the room."""
+        places = _places(buffer, signature)
+        if 2 * size > len(buffer) - HEADER_BYTES and self.world.device.type == "cpu":
+            return [place.data for place in places]  # .data: in-place calls on one are no news for the others
+        tensors = [place.to(self.world.device, copy=True) for place in places]
+        self._let_go(buffer)
+        return tensors
+
+    def _let_go(self, buffer: torch.Tensor) -> None:
+        if len(buffer) == HEADER_BYTES + SMALL_BYTES:
+            self._free_headers.append(buffer)
 
     def _others(self) -> str:
         came = sorted(micro for micro, headers in self._headers.items() if headers)
@@ -283,30 +279,24 @@ class Channel:
             remedy="the two stages saw batches of different shape, or took different ways through the model",
         )
 
-    def _from_inline(self, signature: Signature, body: bytes) -> list[torch.Tensor]:
-        tensors, at = [], 0
-        for dtype, shape in signature:
-            tensor = torch.empty(shape, dtype=dtype)
-            length = tensor.numel() * dtype.itemsize
-            if length:
-                part = torch.frombuffer(bytearray(body[at : at + length]), dtype=torch.uint8)
-                tensor.view(-1).view(torch.uint8).copy_(part)
-            tensors.append(tensor.to(self.world.device))
-            at += length
-        return tensors
-
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout != torch.strided or tensor.is_meta:
             raise TypeError(f"a tensor that is {'meta' if tensor.is_meta else tensor.layout} cannot be sent")
-        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return tensor.detach().resolve_conj().resolve_neg()
 
     def _check_receiving(self) -> None:
         if self.world.rank != self.target_rank:
             raise ValueError(f"rank {self.world.rank} is the sending end of {self.name}")
 
-    def _post_header(self) -> None:
-        buffer = self._free_headers.pop() if self._free_headers else torch.empty(HEADER_BYTES, dtype=torch.uint8)
-        self._posted_headers.append((buffer, self._post_receive(buffer, 0, HEADER_KIND, "header")))
+    def _post_header(self, more: int = 1) -> None:
+        """Await so many headers more, as soon as it is known how much room the next ones need."""
+        self._owed += more
+        while self._owed and self._rooms:
+            self._owed -= 1
+            room = self._rooms.popleft()
+            spare = self._free_headers and room == SMALL_BYTES
+            buffer = self._free_headers.pop() if spare else torch.empty(HEADER_BYTES + room, dtype=torch.uint8)
+            self._posted_headers.append((buffer, self._post_receive(buffer, 0, HEADER_KIND, "header")))
 
     def _post_tensors(self, arrival: _Arrival, micro: int, signature: Signature, kind: int) -> None:
         for dtype, shape in signature:
@@ -332,7 +322,3 @@ class Channel:
         peers = (self._peer,)
         tag = self._tag(micro, kind)
         return self.world.begin(lambda: call([tensor], self._peer, tag), where, peers, tensor, message=True)
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
