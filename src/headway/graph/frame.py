@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from headway.graph.model import BETWEEN, Position
 
@@ -35,6 +36,7 @@ def number_modules(paths: Sequence[str]) -> dict[tuple[str, int], tuple[int, int
     return table
 
 
+@lru_cache(maxsize=4096)
 def call_key(function: str, dims: int, weight: str = "") -> str:
     """Write without blanks what a torch call is known by: function, its first parameter, dims of its first tensor."""
     return f"{function}:{weight}/{dims}".replace(" ", "_")

@@ -156,6 +156,28 @@ def module_paths(model: nn.Module) -> dict[int, str]:
     return paths
 
 
+class Pause:
+    """Surrounds what a walk does not see."""
+
+    __slots__ = ("before", "walk")
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk, self.before = walk, walk.paused
+
+    def __enter__(self) -> None:
+        """Take the walk away."""
+        self.before = self.walk.paused
+        if not self.before:
+            TorchFunctionMode.__exit__(self.walk, None, None, None)
+            self.walk.paused = True
+
+    def __exit__(self, *exception: Any) -> None:
+        """Put it back, if this took it away."""
+        if not self.before:
+            self.walk.paused = False
+            TorchFunctionMode.__enter__(self.walk)
+
+
 class Walk(TorchFunctionMode):
     """Sees each torch call and each module call of the block it surrounds, in program order.
 
@@ -247,8 +269,11 @@ class Walk(TorchFunctionMode):
         return result
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        tensors = tensors_of((args, kwargs), [])
-        weight = next((self.weights[id(t)] for t in tensors if id(t) in self.weights), "")
+        tensors, weight = tensors_of((args, kwargs), []), ""
+        for tensor in tensors:
+            if id(tensor) in self.weights:
+                weight = self.weights[id(tensor)]
+                break
         return call_key(function_name(func), tensors[0].dim() if tensors else -1, weight)
 
     def frame(self, position: Position, path: str, begun: Position | None = None) -> Frame:
@@ -275,10 +300,12 @@ class Walk(TorchFunctionMode):
         """Carry out a module call at its place."""
 
         def run() -> Any:
+            if self.paused:
+                return original(module, *args, **kwargs)
             depth = len(self.frames)
             self.frames.append(self.frame(position, path))
             try:
-                return (original if self.paused else uncompiled(original, module))(module, *args, **kwargs)
+                return uncompiled(original, module)(module, *args, **kwargs)
             finally:
                 del self.frames[depth:]
 
@@ -311,19 +338,9 @@ class Walk(TorchFunctionMode):
         finally:
             del self.frames[depth:]
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> Pause:
         """Let torch run at full speed, unseen, inside the block."""
-        if self.paused:
-            yield
-            return
-        super().__exit__(None, None, None)
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
-            super().__enter__()
+        return Pause(self)
 
     @property
     def module_path(self) -> str:

@@ -12,7 +12,7 @@ from headway.graph.absent import bare_twin, call_on_meta
 from headway.graph.ledger import storage_of, version_of
 from headway.graph.model import Position
 from headway.graph.walk import function_name, map_tensors, short_name
-from headway.run.templates import WANTS_GRADIENT, Known, make, mark, signature, template
+from headway.run.templates import WANTS_GRADIENT, make, mark, signature, template
 
 if TYPE_CHECKING:
     from headway.run.stage import Stage
@@ -25,8 +25,8 @@ class Absence:
     them.
     """
 
-    def __init__(self, stage: Stage, known: dict[Position, Known]) -> None:
-        self.stage, self.known = stage, known
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
         self.parameters = stage.parameters
         self.opaque = {id(getattr(module, name)) for module, name, _ in stage.buffers}
         self.opaque_storages: set[int] = set()
@@ -114,7 +114,7 @@ class Absence:
             self.stage.shapes[key] = template(result, inputs)
         if lengths != [t.shape for t in tensors]:
             self.stage.shapes.clear()
-            self.known.clear()
+            self.stage.known.clear()
         return result
 
     def _without_rule(self, func: Any, args: Any, error: Exception, path: str) -> Any:

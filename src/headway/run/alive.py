@@ -8,7 +8,7 @@ the border; the next stage receives it where its program makes it, and sends on 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from headway.graph.frame import Frame
 from headway.graph.ledger import storage_of
 from headway.graph.model import Position
-from headway.layout.split import SPARE, Crossing
-from headway.run.stand_in import Key, moved
+from headway.layout.split import Crossing
+from headway.run.routes import Key, Routes, moved
 
 if TYPE_CHECKING:
     from headway.run.absence import Absence
@@ -31,22 +31,9 @@ DEEP = 3
 class Alive:
     """What was made in the frames that are open, and which of it is held where the stage ends."""
 
-    def __init__(self, sends: Sequence[Crossing], receives: Sequence[Crossing], answers: Mapping[str, Any]) -> None:
-        self.spares = [crossing for crossing in sends if crossing.function == SPARE]
-        self.expected = [crossing.key for crossing in sends if crossing.function != SPARE]
+    def __init__(self, routes: Routes) -> None:
+        self.routes, self.spares = routes, routes.spares
         self.places: dict[int, tuple[Position, int, str, torch.Tensor]] = {}  # by id of a tensor, kept alive here
-        self.results: dict[Position, dict[int, Crossing]] = {}  # what comes in as (a leaf of) a module's result
-        self.follow: set[Position] = set()  # module calls in which something comes in
-        self.arrived = False
-        for crossing in receives:
-            place = answers.get(moved(crossing))
-            if place is None or (place[2] and crossing.function != SPARE):
-                continue
-            position, output, function = place
-            self.arrived = True
-            self.follow.update(position[:depth] for depth in range(2, len(position), 2))
-            if not function:
-                self.results.setdefault(position, {})[output] = crossing
 
     def note(
         self, place: Position, function: str, tensors: Sequence[torch.Tensor], inputs: Any, absence: Absence
@@ -71,7 +58,7 @@ class Alive:
 
     def result(self, position: Position, result: Any, receive: Any) -> Any:
         """Put what comes in into a module's result, and note what it makes."""
-        inside = self.results.get(position, {})
+        inside = self.routes.results.get(position, {})
         if inside:
             numbers = iter(range(1 << 30))
 
@@ -93,10 +80,8 @@ class Alive:
 
         `given` are the arguments of the call at which it ends, which no variable need hold.
         """
-        strayed = (
-            self.arrived or any(frame.strayed for frame in frames) or any(key not in made for key in self.expected)
-        )
-        if not self.spares or not strayed:
+        missing = any(key not in made for key in self.routes.expected)
+        if not (self.spares and (self.routes.arrived or missing or any(frame.strayed for frame in frames))):
             return
         held: dict[int, torch.Tensor] = {}
         _collect(given, held, DEEP)
@@ -110,7 +95,7 @@ class Alive:
         sent = {id(tensor) for tensor in made.values()}
         memory = {id(storage_of(tensor)) for tensor in made.values()}
         found = [self.places[key] for key in held if key in self.places and key not in sent]
-        spares = {True: [], False: []}  # type: dict[bool, list[Crossing]]
+        spares: dict[bool, list[Crossing]] = {True: [], False: []}
         for crossing in self.spares:
             spares[crossing.differentiable].append(crossing)
         for position, output, function, tensor in sorted(found, key=lambda entry: entry[:2], reverse=True):

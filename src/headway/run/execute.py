@@ -18,7 +18,7 @@ from headway.graph.walk import all_tensors
 from headway.layout.split import Crossing, Split
 from headway.run.apart import Apart, Later
 from headway.run.autocast import forget_casts, without_autocast
-from headway.run.failure import in_place
+from headway.run.failure import InPlace
 from headway.run.keep import Kept
 from headway.run.microbatch import LossParts, read_loss
 from headway.run.outputs import Program
@@ -113,7 +113,7 @@ class Step:
     losses: list[LossParts] = field(default_factory=list)
     outputs: dict[int, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
-    shapes: dict[int, Any] = field(default_factory=dict)  # of each micro-batch's tensors
+    shapes: dict[int, Any] = field(default_factory=dict)  # of the tensors of a micro-batch with so many samples
     given: dict[tuple[int, int], set[int | None]] = field(default_factory=dict)
 
     def walk(self, actions: Sequence[Action], last: Mapping[int, Container[str]]) -> None:
@@ -153,9 +153,10 @@ class Step:
             self.wires.channel(action).post(action.micro, self.wires.signatures.get(self._signature_key(action)))
 
     def _signature_key(self, action: Action) -> Any:
-        shapes = self.shapes.get(action.micro)
+        size = self.sizes[action.micro]
+        shapes = self.shapes.get(size)
         if shapes is None:
-            shapes = self.shapes[action.micro] = _shapes(self.micro_batches[action.micro])
+            shapes = self.shapes[size] = _shapes(self.micro_batches[action.micro])
         return (action.kind, action.stage, action.peer, torch.is_grad_enabled(), shapes)
 
     def _send(self, action: Action) -> None:
@@ -236,7 +237,7 @@ class Step:
             if not torch.is_grad_enabled():
                 self._handed(source, micro, stage)
         forget_casts(self.stages[stage].device.type)
-        with in_place(self.stages[stage], micro):
+        with InPlace(self.stages[stage], micro):
             run = self.stages[stage].run
             result = self.kept.run(lambda: run(
                 self.micro_batches[micro], received, answers, self.chances[micro],
@@ -282,7 +283,7 @@ class Step:
                 roots.append(made)
                 gradients.append(gradient)
         if roots:
-            with in_place(self.stages[stage], micro, "backward"), without_autocast(roots[0].device.type):
+            with InPlace(self.stages[stage], micro, "backward"), without_autocast(roots[0].device.type):
                 if action.kind is Kind.I and self.apart is not None:
                     with self.apart.collect(roots) as self.later[place]:
                         torch.autograd.backward(roots, gradients)
@@ -295,7 +296,7 @@ class Step:
         later = self.later.pop((action.stage, action.micro), None)
         if later is not None:
             stage = self.stages[action.stage]
-            with in_place(stage, action.micro, "backward"), without_autocast(stage.device.type):
+            with InPlace(stage, action.micro, "backward"), without_autocast(stage.device.type):
                 later.finish()
 
     @staticmethod

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from torch import nn
 
@@ -12,22 +11,28 @@ from headway.errors import HeadwayError
 from headway.run.stage import Stage
 
 
-@contextmanager
-def in_place(stage: Stage, micro: int, what: str = "forward") -> Iterator[None]:
-    """Note on any error that leaves the block where it happened; the error itself stays the user's own."""
-    try:
-        yield
-    except HeadwayError:
-        raise
-    except Exception as error:
-        parts = [f"{what} of micro-batch {micro}"]
-        if stage.split.num_stages > 1:
-            parts.insert(0, f"stage {stage.index} of {stage.split.num_stages}")
-        module = module_of(error.__traceback__, stage.model)
+class InPlace:
+    """Notes on any error that leaves the block where it happened; the error itself stays the user's own."""
+
+    __slots__ = ("micro", "stage", "what")
+
+    def __init__(self, stage: Stage, micro: int, what: str = "forward") -> None:
+        self.stage, self.micro, self.what = stage, micro, what
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Add the note."""
+        if not isinstance(error, Exception) or isinstance(error, HeadwayError):
+            return
+        parts = [f"{self.what} of micro-batch {self.micro}"]
+        if self.stage.split.num_stages > 1:
+            parts.insert(0, f"stage {self.stage.index} of {self.stage.split.num_stages}")
+        module = module_of(trace, self.stage.model)
         if module:
             parts.append(f"module {module}")
         error.add_note(", ".join(parts))
-        raise
 
 
 def module_of(trace: TracebackType | None, model: nn.Module) -> str | None:

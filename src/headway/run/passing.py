@@ -7,6 +7,7 @@ computes it takes what it sends from the result, and one that passes over it put
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from headway.graph.model import Position
 from headway.layout.split import Crossing, Split
+from headway.run.before import receive
 from headway.run.templates import CONSTANTS, Known, make, signature, template
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def pass_over(
     known = shapes.get(key)
     if known is not None:
         with walk.pause():
-            result = make(known, inputs, walk.receive)
+            result = make(known, inputs, partial(receive, walk))
             if isinstance(result, torch.Tensor) and result.is_meta and all(map(_is_lasting, args)):
                 path = walk.paths[id(module)]
                 occurrence = walk.frames[-1].seen[path] - 1

@@ -22,8 +22,8 @@ from headway.run.drawing import DrawingWalk
 from headway.run.outputs import Program
 from headway.run.passing import borders, frames_around, unlearn
 from headway.run.randomness import Chance
+from headway.run.routes import Key, Routes
 from headway.run.stage_walk import StageEnd, StageWalk
-from headway.run.stand_in import Key
 from headway.run.templates import Known
 
 __all__ = ["Key", "Stage", "StageResult"]
@@ -48,6 +48,7 @@ class Stage:
     model: nn.Module
     loss: Callable[[nn.Module, Any], Any]
     device: torch.device
+    routes: Routes
     parameters: Mapping[int, str] = field(default_factory=dict, compare=False)  # names of all parameters, by id
     buffers: tuple[tuple[nn.Module, str, bool], ...] = ()  # those that the program changes; whether this stage does
     keep: frozenset[Position] = frozenset()  # module calls that are followed call by call
@@ -58,7 +59,9 @@ class Stage:
     lacking: frozenset[int] = frozenset()  # ids of modules with weights in them that this stage does not have
     paths: dict[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
-    known: dict[Position, Known] = field(default_factory=dict, compare=False)  # and those of the last time
+    known: dict[Position, Known | nn.Module] = field(
+        default_factory=dict, compare=False
+    )  # of the last time; or that it runs
     drawn: dict[Any, Rows | None] = field(default_factory=dict, compare=False)  # whose numbers random calls draw
 
     @staticmethod
@@ -90,8 +93,8 @@ class Stage:
         lacking = frozenset(id(m) for m in model.modules() if any(p.is_meta for p in m.parameters()))
         paths = module_paths(model)
         stage = Stage(
-            split, index, model, loss, device, parameters, buffers, frozenset(keep), borders(split, index), landmarks,
-            calls, followed, lacking, paths,
+            split, index, model, loss, device, Routes.of(part), parameters, buffers, frozenset(keep),
+            borders(split, index), landmarks, calls, followed, lacking, paths,
         )  # fmt: skip
         INTERCEPTION.hold()
         weakref.finalize(stage, INTERCEPTION.release)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +15,18 @@ from headway.graph.absent import Inside, answer_fact, bare_twin, call_on_meta
 from headway.graph.chance import is_random
 from headway.graph.model import Position, position_text
 from headway.graph.walk import Walk, function_name, is_read, is_shape_read, map_tensors, short_name, tensors_of
-from headway.layout.split import Crossing
 from headway.run.absence import Absence
 from headway.run.alive import Alive
+from headway.run.before import call_before, receive
 from headway.run.hooks import GRADIENT_HOOKS, is_torn, leave_out, no_hook
 from headway.run.late import Late, is_pure
 from headway.run.outputs import Program
-from headway.run.passing import frames_around, pass_over, run_whole
+from headway.run.passing import pass_over, run_whole
 from headway.run.randomness import Chance
 from headway.run.repeat import Repeat
-from headway.run.stand_in import Key, StandIns, fits, moved
-from headway.run.templates import WANTS_GRADIENT, Known, absent_of, shapes_of
+from headway.run.routes import Key
+from headway.run.stand_in import StandIns, fits
+from headway.run.templates import WANTS_GRADIENT, Known, shapes_of
 
 if TYPE_CHECKING:
     from headway.run.stage import Stage
@@ -50,26 +51,21 @@ class StageWalk(Walk):
         self.start, self.end = part.start, part.end
         self.given_answers = answers
         self.answers: dict[str, Any] = {}
-        self.incoming: dict[Position, dict[int, Crossing]] = {}
-        self.functions: dict[Position, str] = {}  # that make what comes in
-        self.strayed: set[Position] = set()  # module calls that did not make what crosses, where they did once
-        self.alive = Alive(part.sends, part.receives, answers)
-        for crossing in part.receives:
-            place, output, function = answers.get(moved(crossing), (*crossing.key, crossing.function))
-            if function:  # else it comes in as the result of a module
-                self.incoming.setdefault(place, {})[output] = crossing
-                self.functions[place] = function
-            if place != crossing.position:
-                self.strayed.update((*frames_around(crossing.position), *self.alive.follow))
+        routes = stage.routes.told(answers)
+        self.routes, self.incoming, self.functions = routes, routes.incoming, routes.functions
+        self.outgoing = routes.outgoing
+        self.alive, self.stand_ins = Alive(routes), StandIns(routes)
         self.received, self.known = received, stage.known
-        self.outgoing: dict[Position, dict[int, Crossing]] = {}
-        for crossing in part.sends:
-            self.outgoing.setdefault(crossing.position, {})[crossing.output] = crossing
         self.made: dict[Key, torch.Tensor] = {}
-        self.stand_ins = StandIns(part.sends)
-        self.absence = Absence(stage, self.known)
+        self.absence = Absence(stage)
         self.taken: dict[Key, torch.Tensor] = {}  # what was received, as the program has it
-        self.late = Late(self.absence, self._real, received)
+        self.late = Late(self.absence, self.real, received)
+        split = stage.split
+        self.settled = (  # whether, once the start is behind, nothing can happen that must be known by its place
+            self.end is None and not (split.reads or split.asked or split.random or self.capture)
+            and not (routes.spares or routes.arrived)
+        )  # fmt: skip
+        self.free = False  # whether that is so now
 
     def _before(self, position: Position) -> bool:
         return position < self.start
@@ -131,14 +127,14 @@ class StageWalk(Walk):
         depth = len(position)
         if (
             position in self.stage.borders
-            and position not in self.strayed | self.alive.follow
+            and position not in self.routes.unsure
             and id(module) not in self.stage.followed
         ):
             over = pass_over if position < self.start else run_whole
             return over(self, position, module, run, args, kwargs)
         if (
             position in self.stage.keep
-            or position in self.alive.follow
+            or position in self.routes.follow
             or id(module) in self.stage.followed
             or position == self.start[:depth]
             and len(self.start) > depth
@@ -148,6 +144,9 @@ class StageWalk(Walk):
             return pass_over(self, position, module, run, args, kwargs)
         if self.end is not None and position == self.end[:depth]:
             return run()
+        self.free = self.settled
+        if id(module) not in self.stage.lacking and not (self.routes.spares or self.stand_ins.watches(position)):
+            self.known[position] = module
         return self.at_full_speed(module, run)
 
     def _finish_here(self, given: Any) -> None:
@@ -174,18 +173,16 @@ class StageWalk(Walk):
         if self._after(position):
             self._finish_here((args, kwargs))
         if self._before(position):
-            return self._call_before(position, func, args, kwargs)
-        for tensor in tensors_of((args, kwargs), []):
-            if tensor.is_meta:
-                args, kwargs = self.late.present((args, kwargs))
-                break
-        tensors = tensors_of((args, kwargs), [])
-        for tensor in tensors:
-            if tensor.is_meta:
+            return call_before(self, position, func, args, kwargs)
+        self.free = self.settled
+        if _absent(args, kwargs) is not None:
+            args, kwargs = self.late.present((args, kwargs))
+            tensor = _absent(args, kwargs)
+            if tensor is not None:
                 if self.frames[-1].strayed and self.end is not None and is_pure(func, args, kwargs):
-                    return self._leave_out(position, func, args, kwargs, tensors)
+                    return self._leave_out(position, func, args, kwargs, tensors_of((args, kwargs), []))
                 return self._absent_in_range(func, args, kwargs, tensor)
-        result = self._real(position, func, args, kwargs)
+        result = self.real(position, func, args, kwargs)
         if self.stage.split.reads:
             if is_read(func, args, kwargs):
                 self.answers[position_text(position)] = deepcopy(result)  # the program may change a list that it got
@@ -198,7 +195,7 @@ class StageWalk(Walk):
         result = self.absence.result(position, func, args, kwargs, tensors, self.module_path, None)
         return self.late.note(position, self.frames[-1].turn, func, args, kwargs, tensors, result)
 
-    def _real(
+    def real(
         self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], turn: Position | None = None
     ) -> Any:
         if self.chance is not None and self.opaque:
@@ -246,7 +243,7 @@ class StageWalk(Walk):
                 return self.on_call(position, func, args, kwargs)
         if any(map(self.absence.hides, tensors_of((args, kwargs), []))):
             around = Inside(lambda tensor: None, self.absence.hides, bare_twin, self.stage.device)
-            return self._call_before(position, func, args, kwargs, around)
+            return call_before(self, position, func, args, kwargs, around)
         found: list[torch.Tensor] = []
 
         def absent(tensor: torch.Tensor) -> bool:
@@ -255,7 +252,7 @@ class StageWalk(Walk):
             return bool(found) and found[-1] is tensor
 
         with Inside(lambda tensor: None, absent, bare_twin, self.stage.device):
-            result = self._call_before(position, func, args, kwargs)
+            result = call_before(self, position, func, args, kwargs)
         return map_tensors(result, bare_twin) if found and position not in self.incoming else result
 
     def _refuse_absent(self, tensor: torch.Tensor) -> None:
@@ -265,71 +262,22 @@ class StageWalk(Walk):
                 f"inside a function in {self.module_path or 'the loss function'}",
             )
 
-    def _call_before(
-        self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-        around: AbstractContextManager[Any] | None = None,
-    ) -> Any:  # fmt: skip
-        tensors = tensors_of((args, kwargs), [])
-        incoming = self.incoming.get(position)
-        if incoming and self.functions[position] != function_name(func):
-            incoming = None  # the program went another way; what was sent is found elsewhere
-        if not incoming and not any(map(self.absence.hides, tensors)):
-            return self._real(position, func, args, kwargs)
-        if is_read(func, args, kwargs):
-            return self._answer(position, func)
-        told = position_text(position) in self.given_answers and function_name(func) in self.stage.split.asked
-        if told or is_shape_read(func, args, kwargs):
-            result = absent_of(self._answer(position, func))
-        else:
-            result = self.absence.result(position, func, args, kwargs, tensors, self.module_path, around)
-        if not incoming:
-            return self.late.note(position, self.frames[-1].turn, func, args, kwargs, tensors, result)
-        numbers = iter(range(1 << 30))
-
-        def settle(tensor: torch.Tensor) -> torch.Tensor:
-            number = next(numbers)
-            if number not in incoming:
-                return tensor
-            return self.receive(incoming[number], tensor, (position, number, function_name(func)))
-
-        return map_tensors(result, settle)
-
-    def receive(
-        self, crossing: Crossing, shape: torch.Tensor, place: tuple[Position, int, str] | None = None
-    ) -> torch.Tensor:
-        """Give a tensor that crosses to this stage; what looks like it if its source did not make it on this batch.
-
-        `place` says where in the open frame it is received: place, output and function.
-        """
-        tensor = self.received.get(crossing.key)
-        if tensor is None:
-            return shape
-        if crossing.written and tensor.requires_grad:
-            with torch.enable_grad():
-                tensor = tensor.clone()  # in-place calls are not allowed on a leaf
-                self.late.received.add(id(tensor))
-        self.taken[crossing.key] = tensor
-        self.absence.hide(tensor)
-        if crossing.output in self.outgoing.get(crossing.position, {}):
-            self.made[crossing.key] = tensor
-        self.alive.received(place or (*crossing.key, crossing.function), tensor)
-        frame = crossing.position[:-2] if place is None else self.frames[-1].position
-        if frame in self.stand_ins.frames:  # a stage whose part does not run passes on what it received
-            self.stand_ins.keep(frame, (*(place or (*crossing.key, crossing.function)), tensor))
-        return tensor
-
-    def _answer(self, position: Position, func: Any) -> Any:
-        text = position_text(position)
-        if text in self.given_answers:
-            return deepcopy(self.given_answers[text])
-        what = f"{short_name(func)} reads the content of a tensor that an earlier stage computes, and had no answer"
-        raise self.stage.error(what, self.module_path or "loss function")
+    def _event(self, handle: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute a call at once where its place is of no interest and nothing that it takes is absent."""
+        if self.free and not self.opaque and _absent(args, kwargs) is None:
+            return func(*args, **kwargs)
+        return super()._event(handle, func, args, kwargs)
 
     def module_call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Give a result that is known at once."""
+        """Give a result that is known at once; compute one at once whose place is of no interest."""
+        if self.free and id(module) not in self.stage.lacking:
+            with self.pause():
+                complete = _absent(args, kwargs) is None
+            if complete:
+                return self.at_full_speed(module, lambda: original(module, *args, **kwargs))
         frame = self.frames[-1]
         before = frame.answered
-        if before is not None and not kwargs and not self.alive.arrived:
+        if before is not None and not kwargs and not self.routes.arrived:
             ahead = before.next
             if isinstance(ahead, Known) and ahead.fits(module, args):
                 frame.answered = ahead
@@ -339,22 +287,42 @@ class StageWalk(Walk):
             return super().module_call(original, module, args, kwargs)
         position = frame.next_module(path)
         known = self.known.get(position)
-        if known is not None and not kwargs and not self.alive.arrived and known.fits(module, args):
-            frame.answer(known, before)
-            return known.result
+        if known is not None and not self.routes.arrived:
+            if known is module and not self._was_left(args, kwargs):
+                return self.at_full_speed(module, lambda: original(module, *args, **kwargs))
+            if isinstance(known, Known) and not kwargs and known.fits(module, args):
+                frame.answer(known, before)
+                return known.result
         return self.module_at(position, path, original, module, args, kwargs)
+
+    def _was_left(self, args: Any, kwargs: Any) -> bool:
+        """Say whether a call takes a tensor that was left out."""
+        left = self.late.left
+        return bool(left) and any(id(tensor) in left for tensor in tensors_of((args, kwargs), []))
 
     def module_at(self, position: Position, path: str, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Carry out a module call, in the range with what can be had of its arguments."""
-        left: Mapping[int, Any] = {} if self._before(position) or self._after(position) else self.late.left
-        if left and any(id(tensor) in left for tensor in tensors_of((args, kwargs), [])):
+        if not (self._before(position) or self._after(position)) and self._was_left(args, kwargs):
             with self.pause():
                 args, kwargs = self.late.present((args, kwargs))
         result = super().module_at(position, path, original, module, args, kwargs)
         watched = self.stand_ins.watches(position)
-        if watched or self.alive.spares or self.alive.results:
+        if watched or self.alive.spares or self.routes.results:
             with self.pause():
                 if watched and not self._before(position):
                     self.stand_ins.take(position, result, self.made, self.answers)
-                result = self.alive.result(position, result, self.receive)
+                result = self.alive.result(position, result, partial(receive, self))
         return result
+
+
+def _absent(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Find a tensor without content among the arguments of a call."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.is_meta:
+                return value
+        elif isinstance(value, tuple | list | dict | slice):
+            for tensor in tensors_of(value, []):
+                if tensor.is_meta:
+                    return tensor
+    return _absent(tuple(kwargs.values()), {}) if kwargs else None

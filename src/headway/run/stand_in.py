@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from headway.graph.model import Position, position_text
+from headway.graph.model import Position
 from headway.layout.split import Crossing
+from headway.run.routes import Key, Routes, moved
 
-Key = tuple[Position, int]
 Made = tuple[Position, int, str, torch.Tensor]
 """Place, number of the output, function, and the tensor."""
-
-
-def moved(crossing: Crossing) -> str:
-    """Name the answer that says what was sent instead: (place, output, function)."""
-    return f"moved {position_text(crossing.position)}/{crossing.output}"
 
 
 class StandIns:
     """The values made in frames with something to send, as far as they may stand in for others."""
 
-    def __init__(self, sends: Iterable[Crossing]) -> None:
-        self.sends = tuple(sends)
-        self.frames = {crossing.position[:-2] for crossing in self.sends}
+    def __init__(self, routes: Routes) -> None:
+        self.routes, self.frames = routes, routes.frames
         self.latest: dict[Any, Made] = {}  # by frame, function and output
-        self.origins: dict[Key, Made | None] = {key: None for crossing in self.sends for key in crossing.origin}
-        self.results: dict[Position, list[Crossing]] = {}  # what modules were seen to give
-        for crossing in self.sends:
-            if crossing.result is not None:
-                self.results.setdefault(crossing.result[0], []).append(crossing)
-        self.homes = {position[:-2] for position in self.results}
+        self.origins: dict[Key, Made | None] = dict.fromkeys(routes.origins)
         self.others: dict[
             Position, tuple[Position, list[Any]]
         ] = {}  # by frame: what a module gave that was not recorded
@@ -41,7 +29,7 @@ class StandIns:
 
     def watches(self, position: Position) -> bool:
         """Say whether to `take` what the module call at this place gives."""
-        return position in self.results or (position[-1] != 0 and position[:-2] in self.homes)
+        return position in self.routes.given or (position[-1] != 0 and position[:-2] in self.routes.homes)
 
     def keep(self, frame: Position, made: Made) -> None:
         """Keep a value, made here or received."""
@@ -53,9 +41,9 @@ class StandIns:
     def take(self, position: Position, result: Any, made: dict[Key, torch.Tensor], answers: dict[str, Any]) -> None:
         """Send what a module gives, where it was made in another way than when the module was recorded to give it."""
         leaves = tree_leaves(result)
-        if position not in self.results:
+        if position not in self.routes.given:
             self.others[position[:-2]] = (position, leaves)
-        for crossing in self.results.get(position, ()):
+        for crossing in self.routes.given.get(position, ()):
             self._give(crossing, position, leaves, made, answers)
 
     def _give(
@@ -76,7 +64,7 @@ class StandIns:
         A loop that goes round more or fewer times leaves its value at another place, and a call that does not happen
         leaves what it would have changed: then that is sent, and received where the receiver's program makes it.
         """
-        for crossing in self.sends:
+        for crossing in self.routes.sends:
             if crossing.key in self.given:
                 continue
             present = made.get(crossing.key)
