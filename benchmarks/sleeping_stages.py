@@ -5,8 +5,10 @@
 A forward sleeps 10 ms, input and weight gradients 10 ms each, so all above the makespan is the runtime's own: messages,
 Python, waiting. This machine's sleeps last longer than asked; that is measured first, and so much less is asked for. A
 stage's weight is small: what it computes takes no time beside its sleep. torch's schedules take turns with ours on the
-same stages, where torch has the same schedule. 2 ranks do 8 micro-batches, 4 ranks 16. "predicted" adds to the makespan
-the seconds of messages over the link as measured.
+same stages, where torch has the same schedule. "by hand" is the least that can be had: the same order walked by forty
+lines that know all shapes, without splitting a model, errors, losses of all ranks or timelines. 2 ranks do 8
+micro-batches, 4 ranks 16. "predicted" is as a plan reckons: it adds to each action what following the model's Python
+costs (planner/price.py), and the seconds of messages over the link as measured.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ TORCH = {
     "gpipe": "ScheduleGPipe", "one_f_one_b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
     "zero_bubble_v": "ScheduleZBVZeroBubble", "dual_pipe_v": "ScheduleDualPipeV",
 }  # fmt: skip
+BY_HAND = ("gpipe", "one_f_one_b", "interleaved", "breadth_first")
 SCHEDULES = ("gpipe", "one_f_one_b", "backward_first", "zero_bubble", "zero_bubble_h2", *CHUNKED)
 
 
@@ -104,6 +107,7 @@ def ours(world: Any, name: str, batch: Any) -> tuple[Step, float, float]:
     """Give our step, the makespan of its order, and the seconds that the simulator predicts with messages."""
     import headway
     from headway.collective.probe import measure_link
+    from headway.planner.price import STAGE_SECONDS
     from headway.run import apart
     from headway.run.parallel import ParallelModel
     from headway.schedule.costs import Costs
@@ -132,10 +136,10 @@ def ours(world: Any, name: str, batch: Any) -> tuple[Step, float, float]:
     size = batch[0].numel() * 4
     seconds = link[0] + size / link[1]
     costs = Costs(
-        forward=(UNIT,) * stages, backward=(2 * UNIT,) * stages,
+        forward=(UNIT + STAGE_SECONDS,) * stages, backward=(2 * UNIT,) * stages,
         message={edge: seconds for s, t in plan.lowered.edges or () for edge in ((s, t), (t, s))},
     )  # fmt: skip
-    ideal = simulate(plan.order_for(micros), dataclasses.replace(costs, message={})).makespan
+    ideal = simulate(plan.order_for(micros), Costs((UNIT,) * stages, (2 * UNIT,) * stages)).makespan
     return lambda: parallel.forward_backward(batch), ideal, simulate(plan.lowered, costs).makespan
 
 
@@ -158,6 +162,64 @@ def theirs(world: Any, name: str, batch: Any) -> Step:
     return lambda: schedule.step(*inputs, **targets)
 
 
+def by_hand(world: Any, name: str, batch: Any) -> Step:
+    """Give the same order of the same stages, walked with torch alone."""
+    import torch
+    import torch.distributed as dist
+
+    from headway.schedule.action import Kind
+    from headway.schedule.build import gpipe, one_f_one_b
+    from headway.schedule.chunks import breadth_first, interleaved
+
+    chunks, micros, rank = (2 if name in CHUNKED else 1), len(batch), world.rank
+    count = world.size * chunks
+    make: Any = {f.__name__: f for f in (gpipe, one_f_one_b, interleaved, breadth_first)}[name]  # type: ignore[attr-defined]
+    model, _ = sleeper(count, weights_apart=False, weights_sleep=False)
+    order = make(count, micros)
+    place = {action.stage: number for number, actions in enumerate(order.ranks) for action in actions}
+    samples = batch.split(1)
+
+    def tag(kind: Kind, stage: int, micro: int) -> int:
+        return ((kind is Kind.B) * count + stage) * micros + micro
+
+    def step() -> None:
+        made: dict[Any, Any] = {}
+        taken: dict[Any, Any] = {}
+        sent, awaited = [], {}
+        for action in order.ranks[rank]:  # every shape is known, so all is posted at once
+            source = action.stage - 1 if action.kind is Kind.F else action.stage + 1
+            if place.get(source, rank) != rank:
+                buffer, key = torch.empty_like(samples[0]), tag(action.kind, action.stage, action.micro)
+                awaited[key] = (buffer, dist.irecv(buffer, place[source], tag=key))
+        for action in order.ranks[rank]:
+            stage, micro = action.stage, action.micro
+            buffer, work = awaited.get(tag(action.kind, stage, micro), (None, None))
+            if work is not None:
+                work.wait()
+            if action.kind is Kind.F:
+                given = buffer if stage else samples[micro]
+                if stage and buffer is None:
+                    given = made[(stage - 1, micro)].detach()
+                taken[(stage, micro)] = given.requires_grad_(stage > 0)
+                result = made[(stage, micro)] = model.blocks[stage](given)
+                if stage == count - 1:
+                    made[(stage, micro)] = result.mean() / micros
+                elif place[stage + 1] != rank:
+                    key = tag(Kind.F, stage + 1, micro)
+                    sent.append(dist.isend(result.detach(), place[stage + 1], tag=key))
+            else:
+                if stage < count - 1 and buffer is None:
+                    buffer = taken.pop((stage + 1, micro)).grad
+                made.pop((stage, micro)).backward(buffer)
+                if stage and place[stage - 1] != rank:
+                    key = tag(Kind.B, stage - 1, micro)
+                    sent.append(dist.isend(taken.pop((stage, micro)).grad, place[stage - 1], tag=key))
+        for work in sent:
+            work.wait()
+
+    return step
+
+
 def compare(world: Any, options: argparse.Namespace) -> None:
     """Time each schedule, ours and torch's in turn."""
     import torch
@@ -171,10 +233,14 @@ def compare(world: Any, options: argparse.Namespace) -> None:
         ratio = alternate(world, step, other, rounds=options.rounds)
         happened = statistics.median(ratio.ours.wall)
         errors.append(abs(predicted / happened - 1))
+        least = None
+        if name in BY_HAND and not options.alone:
+            hand = alternate(world, step, by_hand(world, name, batch), rounds=options.rounds)
+            least = statistics.median(hand.theirs.wall)
         if world.rank == 0:
-            torch_text = ""
+            torch_text = "" if least is None else f"; by hand {least / ideal:.3f}"
             if other is not step:
-                torch_text = f"; torch {statistics.median(ratio.theirs.wall) / ideal:.3f}"
+                torch_text += f"; torch {statistics.median(ratio.theirs.wall) / ideal:.3f}"
             print(
                 f"  {name:<15} makespan {ideal * 1e3:5.0f} ms, predicted {predicted * 1e3:6.1f}, happened "
                 f"{happened * 1e3:6.1f}: {happened / ideal:.3f} of the makespan (fastest "
