@@ -16,6 +16,9 @@ from headway.run.stage import Stage
 from tests.graph.programs import square
 from tests.run.staged import difference, train_staged, train_whole
 
+HEARD: dict[int, list[bool]] = {}
+"""Calls of blocks, noted where no stage looks: by id, whether they had values."""
+
 
 class Block(nn.Module):
     """Gives a pair; a residual stream in it, and the rest beside it."""
@@ -23,10 +26,9 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layer, self.drop = nn.Linear(width, width), nn.Identity()
-        self.heard: list[bool] = []
 
     def forward(self, x: torch.Tensor, rest: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        self.heard.append(x.is_meta)
+        HEARD.setdefault(id(self), []).append(x.is_meta)
         made = self.drop(self.layer(x).tanh()) * (1 if self.training else 2)
         return x + made, [*rest, made[..., :1]]
 
@@ -86,7 +88,7 @@ def test_a_call_around_a_crossing_is_followed_once() -> None:
     for _ in range(4):
         step(stages, rows(3))
     # stage 0 computes it each time; stage 1 runs it once, to see what comes out of it
-    assert len(model.blocks[2].heard) == 4 + 1 + 1  # and it was recorded
+    assert len(HEARD[id(model.blocks[2])]) == 4 + 1 + 1  # and it was recorded
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
@@ -118,3 +120,69 @@ def test_a_frame_is_told_of_a_row_of_calls_when_its_place_is_asked_for() -> None
         late.answered = calls[2]
         assert late.next_module("d") == placed[-1]
         assert late.next_event() == (*placed[-1][:-1], placed[-1][-1] + 1)
+
+
+class Noting(nn.Module):
+    """Does something beside its result, in one of many ways, on which later blocks depend."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer, self.part = way, nn.Linear(3, 3), nn.Identity()
+        self.kept: list[int] = []
+
+    def note(self, state: dict[str, Any]) -> None:
+        if self.way == "number in a dict":
+            state["depth"] += 1
+        elif self.way == "list in a dict":
+            state["list"].append(None)
+        elif self.way == "list in a tuple in a dict":
+            state["pair"][1].append(None)
+        elif self.way == "attribute":
+            self.depth = getattr(state["before"], "depth", 0) + 1
+        elif self.way == "list of its own":
+            self.kept = [*getattr(state["before"], "kept", []), 0]
+        elif self.way == "attribute of a part":
+            self.part.depth = getattr(getattr(state["before"], "part", None), "depth", 0) + 1
+
+    def depth_of(self, state: dict[str, Any]) -> int:
+        own = {"attribute": "depth", "list of its own": "kept"}.get(self.way)
+        if own:
+            value: Any = getattr(self, own)
+            return value if isinstance(value, int) else len(value)
+        if self.way == "attribute of a part":
+            return int(self.part.depth)  # type: ignore[arg-type]
+        return int(state["depth"]) + len(state["list"]) + len(state["pair"][1])
+
+    def forward(self, x: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
+        self.note(state)
+        return x + self.layer(x) / self.depth_of(state)  # type: ignore[no-any-return]
+
+
+class Noted(nn.Module):
+    """A row of them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Noting(way) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state: dict[str, Any] = {"depth": 0, "list": [], "pair": (0, []), "before": None}
+        for block in self.blocks:
+            x = block(x, state)
+            state["before"] = block
+        return x
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["number in a dict", "list in a dict", "list in a tuple in a dict", "attribute", "list of its own",
+     "attribute of a part"],
+)  # fmt: skip
+def test_a_module_that_does_more_than_give_a_result_is_not_passed_over(way: str) -> None:
+    torch.manual_seed(0)
+    model, batch = Noted(way).double(), torch.randn(8, 3).double()
+    graph = record(model, square, batch)
+    want = train_whole(model, square, batch, graph)
+    for steps in (1, 3):
+        got = train_staged(model, square, batch, graph.samples, split(graph, ["blocks.2"]), steps)
+        assert difference(want, got) < 1e-12, steps

@@ -20,7 +20,7 @@ from headway.run.apart import Apart, Later
 from headway.run.autocast import forget_casts, without_autocast
 from headway.run.failure import InPlace
 from headway.run.keep import Kept
-from headway.run.microbatch import LossParts, read_loss
+from headway.run.microbatch import LossParts, copied, read_loss
 from headway.run.outputs import Program
 from headway.run.randomness import Chance
 from headway.run.stage import Key, Stage, StageResult
@@ -157,7 +157,7 @@ class Step:
         shapes = self.shapes.get(size)
         if shapes is None:
             shapes = self.shapes[size] = _shapes(self.micro_batches[action.micro])
-        return (action.kind, action.stage, action.peer, torch.is_grad_enabled(), shapes)
+        return (action.kind, action.stage, action.peer, torch.is_grad_enabled(), self.program is None, shapes)
 
     def _send(self, action: Action) -> None:
         assert action.peer is not None
@@ -188,13 +188,16 @@ class Step:
     def _send_gradient(self, action: Action) -> None:
         assert action.peer is not None
         done = self.passes[(action.stage, action.micro)]
-        gradients = []
+        gradients: list[torch.Tensor] = []
+        absent: list[int] = []
         for crossing in self.wires.crossings[(action.peer, action.stage)]:
             tensor = done.received.get(crossing.key)
             if tensor is None or not crossing.differentiable:
                 continue
+            if tensor.grad is None:  # the loss does not follow from it: one process leaves what made it alone
+                absent.append(len(gradients))
             gradients.append(tensor.grad if tensor.grad is not None else torch.zeros_like(tensor))
-        self.wires.channel(action).send(action.micro, gradients)
+        self.wires.channel(action).send(action.micro, gradients, pickle.dumps(absent) if absent else b"")
         self._handed(action.stage, action.micro, action.peer)
 
     def _handed(self, stage: int, micro: int, to: int | None) -> None:
@@ -209,13 +212,19 @@ class Step:
 
     def _receive_gradient(self, action: Action) -> None:
         assert action.peer is not None
-        tensors, _ = self.wires.channel(action).receive(action.micro)
+        tensors, note = self.wires.channel(action).receive(action.micro)
         if not self.wires.split.reads:
             self.wires.signatures[self._signature_key(action)] = signature_of(tensors)
         done = self.passes[(action.stage, action.micro)]
         crossings = self.wires.crossings[(action.stage, action.peer)]
         expected = [c.key for c in crossings if c.differentiable and c.key in done.result.sends]
-        self._add_gradients(action.stage, action.micro, dict(zip(expected, tensors, strict=True)))
+        absent = pickle.loads(note) if note else ()
+        found = {
+            key: gradient
+            for number, (key, gradient) in enumerate(zip(expected, tensors, strict=True))
+            if number not in absent
+        }
+        self._add_gradients(action.stage, action.micro, found)
 
     def _add_gradients(self, stage: int, micro: int, gradients: Mapping[Key, torch.Tensor]) -> None:
         box = self.gradients.setdefault((stage, micro), {})
@@ -239,8 +248,10 @@ class Step:
         forget_casts(self.stages[stage].device.type)
         with InPlace(self.stages[stage], micro):
             run = self.stages[stage].run
+            batch = self.micro_batches[micro]
+            batch = batch if len(self.stages) == 1 else copied(batch)  # each stage runs the calls that may write it
             result = self.kept.run(lambda: run(
-                self.micro_batches[micro], received, answers, self.chances[micro],
+                batch, received, answers, self.chances[micro],
                 program=self.program, around=self.apart,
             ))  # fmt: skip
             done = Pass(received, result)

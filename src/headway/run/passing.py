@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,13 +105,47 @@ def pass_over(
                 occurrence = walk.frames[-1].seen[path] - 1
                 walk.known[position] = Known(position, path, occurrence, module, args, result)
         return result
+    before = _contents(module, (args, kwargs)) if key not in shapes else []
     result = run()
+    if key not in shapes and any(map(_is_written, before)):
+        shapes[key] = None  # it does more than give a result
     if key not in shapes:
         with walk.pause():
             inside = within(walk.part.receives, position) if position in walk.stage.borders else []
             received = picks(result, inside, walk.taken)
             shapes[key] = None if received is None else template(result, inputs, dict(received))
     return result
+
+
+def _contents(module: nn.Module, given: Any) -> list[tuple[Any, list[Any]]]:
+    """List what a module may write: lists and dicts that it is given or has, and its attributes, with their content."""
+    usual = vars(nn.Module()).keys() - {"training"}
+    found: dict[int, tuple[Any, list[Any]]] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, list | dict) and id(value) not in found:
+            items = list(value.values() if isinstance(value, dict) else value)
+            found[id(value)] = (value, items)
+        elif isinstance(value, tuple):
+            items = list(value)
+        else:
+            return
+        for item in items:
+            look(item)
+
+    look(given)
+    for part in module.modules():
+        found[id(vars(part))] = (vars(part), list(vars(part).values()))
+        for name, value in vars(part).items():
+            if name not in usual:
+                look(value)
+    return list(found.values())
+
+
+def _is_written(entry: tuple[Any, list[Any]]) -> bool:
+    container, before = entry
+    now = container.values() if isinstance(container, dict) else container
+    return len(now) != len(before) or not all(map(is_, now, before))
 
 
 def unlearn(walk: StageWalk) -> None:

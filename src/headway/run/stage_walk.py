@@ -80,8 +80,11 @@ class StageWalk(Walk):
         if name in ("requires_grad_", "__set__"):
             if self.absence.switches(func, name, args, before=self._before(self.frames[-1].next_event())):
                 return None
-        if name in GRADIENT_HOOKS and self._before(self.frames[-1].next_event()) and self.absence.hides(args[0]):
-            return no_hook()
+        if name in GRADIENT_HOOKS and self.absence.hides(args[0]) and not isinstance(args[0], nn.Parameter):
+            if self.frames[-1].next_event() <= self.start:  # it is registered by the stage before
+                return no_hook()
+            what = f"{name} is called for the gradient of a value that an earlier stage makes, of which this is a part"
+            raise self.stage.error(what, self.module_path or "loss function")
         return answer_fact(func, name, args, kwargs, self.stage.device)
 
     def backward_hook(self, original: Any, hook: BackwardHook, args: Any) -> Any:
