@@ -75,6 +75,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
     ),
     "in place after linear": (InPlace, loss, {"cuts": ["layers.2"], "schedule": "zero_bubble"}),
     "cut in the loss": (TwoHeads, inside, {"cuts": ["loss#1.2"]}),
+    "stages of a rank": (TwoHeads, inside, {"cuts": ["b", "c", "loss#1.2"], "schedule": "interleaved"}),
 }
 
 
@@ -97,8 +98,12 @@ def in_stages(world: World) -> list[Answer]:
         parallel = ParallelModel(model, of, plan, world)
         value = float(parallel.forward_backward(x.clone()))
         gradients = {name: p.grad for name, p in parallel.named_parameters()}
-        for look in (parallel.evaluate, parallel.predict, parallel.evaluate):  # messages of another kind, one shape
-            look(x.clone())
+        model_alone = make().double()
+        model_alone.load_state_dict(parallel.state_dict())
+        for _ in range(2):  # messages of two kinds, one shape
+            parallel.evaluate(x.clone())
+            made, wanted = parallel.predict(x.clone())[0], model_alone(x.clone())[0]
+            assert torch.allclose(made, wanted, rtol=0, atol=1e-12)
         found.append((value, gradients))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from headway.planner.choice import Setting
 from headway.planner.estimate import costs_of, reduces
@@ -48,13 +49,15 @@ def _searched(best: Priced, setting: Setting, passing: float, split: bool, tries
     """Price the plan under a searched schedule; `passing` seconds are added to each call. Give its lower bound too."""
     choice = best.choice
     stages = tuple(replace(stage, forward=stage.forward + passing * stage.num_calls) for stage in best.stages)
+    # What reads an order again knows no edges: it takes each stage to get something from the one before.
+    edges = {*best.split.edges, *pairwise(range(len(stages)))}
     found = searched(
         costs_of(stages, best.messages),
         choice.order.placement,
         choice.num_micro_batches,
         limits=[setting.cluster.device.memory_bytes] * choice.pipeline,
         split=split,
-        edges=best.split.edges,
+        edges=tuple(sorted(edges)),
         reduce=reduces(best.split, choice.data),
         tries=tries,
     )

@@ -21,7 +21,7 @@ from headway.run.autocast import forget_casts, without_autocast
 from headway.run.failure import InPlace
 from headway.run.keep import Kept
 from headway.run.microbatch import LossParts, copied, read_loss
-from headway.run.outputs import Program
+from headway.run.outputs import Program, merged
 from headway.run.randomness import Chance
 from headway.run.stage import Key, Stage, StageResult
 from headway.schedule.action import BACKWARDS, Action, Edge, Kind, Schedule
@@ -257,7 +257,8 @@ class Step:
             done = Pass(received, result)
             if self.program is not None:
                 if result.captured is not None:
-                    self.outputs[micro] = result.captured
+                    before = self.outputs.get(micro)
+                    self.outputs[micro] = result.captured if before is None else merged(before, result.captured)
             elif self.wires.split.stages[stage].end is None:
                 parts = read_loss(result.output, self.sizes[micro], self.whole)
                 if torch.is_grad_enabled() and parts.count and not parts.total.requires_grad:

@@ -69,12 +69,25 @@ def gather_outputs(world: World, stages: Group, copies: Group, outputs: Mapping[
     return join([part for part, _ in filled], [count for _, count in filled])
 
 
+def merged(before: Any, now: Any) -> Any:
+    """Fill what is absent in a stage's output of the model with what an earlier stage of this rank has of it."""
+    known, leaves = leaves_of(before), leaves_of(now)
+    if len(known) != len(leaves):
+        return now
+    return with_leaves(now, [old if is_absent(leaf) else leaf for old, leaf in zip(known, leaves, strict=True)])
+
+
+def is_absent(leaf: Any) -> bool:
+    """Say whether a leaf of an output is a tensor without values."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_meta
+
+
 def _whole(world: World, stages: Group, output: Any) -> Any:
     """Put one output together: each leaf from a stage that has its values."""
     if stages.size == 1:
         return output
     leaves = leaves_of(output) if output is not None else []
-    values = {i: leaf for i, leaf in enumerate(leaves) if not (isinstance(leaf, torch.Tensor) and leaf.is_meta)}
+    values = {i: leaf for i, leaf in enumerate(leaves) if not is_absent(leaf)}
     # the structure travels as the output itself with numbers for leaves: a TreeSpec is not made to be pickled
     shape = None if output is None else with_leaves(output, range(len(leaves)))
     together: dict[int, Any] = {}

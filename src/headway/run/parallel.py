@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headway.collective.world import DEADLINE, World
-from headway.errors import HeadwayError, PlanError
+from headway.errors import BatchError, HeadwayError, PlanError
 from headway.launch.identity import identify
 from headway.layout.mesh import Mesh
 from headway.planner.explain import count
@@ -258,6 +258,12 @@ class ParallelModel(Surface):
 
     def _begin(self, part: Any, share: Share, *, scale: float, program: Any = None) -> Step:
         self._renew()
+        if self._kept.in_step and share.total < self.plan.data:
+            raise BatchError(
+                f'with shard="parameters" all copies run together, but of {count(share.total, "sample")} not each of '
+                f"{self.plan.data} copies has one",
+                remedy=f"pass a global batch of at least {self.plan.data} samples",
+            )
         sizes = self._orders.sizes(share, share.samples)
         moved = part if self.world.device.type == "cpu" else to_device(part, self.world.device)
         pieces = [cut(moved, start, stop) for start, stop in offsets(sizes)]
