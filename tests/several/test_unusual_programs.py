@@ -75,7 +75,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
     ),
     "in place after linear": (InPlace, loss, {"cuts": ["layers.2"], "schedule": "zero_bubble"}),
     "cut in the loss": (TwoHeads, inside, {"cuts": ["loss#1.2"]}),
-    "stages of a rank": (TwoHeads, inside, {"cuts": ["b", "c", "loss#1.2"], "schedule": "interleaved"}),
+    "stages of a rank": (TwoHeads, inside, {"cuts": ["b", "loss#1.1", "loss#1.2"], "schedule": "interleaved"}),
 }
 
 
