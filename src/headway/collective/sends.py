@@ -29,6 +29,7 @@ class Sends:
         self._thread: threading.Thread | None = None
 
     def add(self, send: Pending, size: int) -> None:
+        """Keep a send of so many bytes. Raises what went wrong with an earlier one."""
         if self._error is not None:
             raise self._error
         self._under_way.append((send, size))

@@ -20,6 +20,7 @@ from headway.graph.frame import Calls, Frame, Landmarks, call_key
 from headway.graph.interception import CHECKPOINT, INTERCEPTION, Watcher, uncompiled
 from headway.graph.keras import layer_paths
 from headway.graph.model import Position
+from headway.graph.pause import Pause
 
 TENSOR_GETTERS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag", "grad"})
 """Attributes of a tensor that make another tensor, and so count as calls."""
@@ -154,28 +155,6 @@ def module_paths(model: nn.Module) -> dict[int, str]:
     for name, layer in layer_paths(model):
         paths.setdefault(id(layer), name)
     return paths
-
-
-class Pause:
-    """Surrounds what a walk does not see."""
-
-    __slots__ = ("before", "walk")
-
-    def __init__(self, walk: Walk) -> None:
-        self.walk, self.before = walk, walk.paused
-
-    def __enter__(self) -> None:
-        """Take the walk away."""
-        self.before = self.walk.paused
-        if not self.before:
-            TorchFunctionMode.__exit__(self.walk, None, None, None)
-            self.walk.paused = True
-
-    def __exit__(self, *exception: Any) -> None:
-        """Put it back, if this took it away."""
-        if not self.before:
-            self.walk.paused = False
-            TorchFunctionMode.__enter__(self.walk)
 
 
 class Walk(TorchFunctionMode):

@@ -156,9 +156,9 @@ class _Split(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.mode, ctx.product, ctx.options, ctx.bias, ctx.weight = mode, product, options, bias, weight
         ctx.save_for_backward(x, weight)
-        made = product.forward(x, weight, bias, options)
-        # a product of 3 dims is a view of one of 2, and of a Function's views none may be changed in place
-        return torch.ops.aten._unsafe_view(made, made.shape) if made._is_view() else made
+        # A product of 3 dims is a view of one of 2, and a view that a Function gives may not be changed in place; with
+        # .data it is none.
+        return product.forward(x, weight, bias, options).data
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

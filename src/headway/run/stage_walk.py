@@ -201,6 +201,7 @@ class StageWalk(Walk):
     def real(
         self, position: Position, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], turn: Position | None = None
     ) -> Any:
+        """Compute a call, with the random numbers that belong to it, and keep what is to be sent."""
         if self.chance is not None and self.opaque:
             result = self.chance.inside(self.frames[-1].turn, func, args, kwargs)
         elif self.chance is not None and is_random(func, args, kwargs):
