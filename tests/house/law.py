@@ -37,6 +37,7 @@ TORCH_WHILE_THINKING = {
     "graph/chance.py": "seeds torch's generators, for the recorder and for the stages",
     "graph/rows.py": "tries on small tensors in which order a call puts the samples",
     "graph/walk.py": "follows the torch calls of a run, for the recorder and for the stages",
+    "graph/pause.py": "takes a walk off torch's stack of modes and puts it back",
     "graph/flops.py": "counts FLOPs where torch dispatches, by torch's own formulas",
     "graph/weights.py": "lists a model's parameters and buffers",
     "graph/keras.py": "finds the layers and the weights of a Keras model, which is a torch module",
