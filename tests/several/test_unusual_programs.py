@@ -56,6 +56,20 @@ class InPlace(nn.Module):
         return self.layers(x.unsqueeze(1).repeat(1, 2, 1)), None
 
 
+class Packed(nn.Module):
+    """Computes with some rows only, which the batch tells: what crosses has another shape in each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        keep = x[:, 0] > -0.5
+        made = torch.zeros_like(x)
+        made[keep] = self.c(self.b(self.a(x[keep])).tanh())
+        return made, None
+
+
 def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return (model(x)[0] ** 2).mean()
 
@@ -74,6 +88,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
         {"cuts": ["layers.1", "layers.2", "layers.3"], "schedule": "interleaved"},
     ),
     "in place after linear": (InPlace, loss, {"cuts": ["layers.2"], "schedule": "zero_bubble"}),
+    "rows that the batch tells": (Packed, loss, {"cuts": ["c"], "num_micro_batches": 4}),
     "cut in the loss": (TwoHeads, inside, {"cuts": ["loss#1.2"]}),
     "stages of a rank": (TwoHeads, inside, {"cuts": ["b", "loss#1.1", "loss#1.2"], "schedule": "interleaved"}),
 }

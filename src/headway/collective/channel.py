@@ -41,7 +41,8 @@ DTYPES: tuple[torch.dtype, ...] = (
 CODES = MappingProxyType({dtype: code for code, dtype in enumerate(DTYPES)})
 
 HEADER_BYTES = 512
-FIXED = struct.Struct("<IIIqq?")  # micro-batch, number of tensors; bytes of description, note, values; values behind?
+# micro-batch, number of tensors; bytes of description, note, values; whether those are behind; mark of the batch
+FIXED = struct.Struct("<IIIqq?I")
 ALIGNED = 64  # bytes: behind a header each tensor begins at a multiple of it
 SMALL_BYTES = 128  # values up to this many bytes always travel behind the header
 EAGER_BYTES = 1 << 19  # larger ones never do
@@ -145,12 +146,14 @@ class Channel:
         self._free_headers: list[torch.Tensor] = []  # with room for small values
         self._headers: dict[int, deque[_Header]] = {}
         self._arrivals: dict[int, deque[_Arrival]] = {}
+        self._unused: dict[tuple[int, Signature | None], deque[_Arrival]] = {}  # posted, but others came
 
     # ---- sending end
 
-    def send(self, micro: int, tensors: Sequence[torch.Tensor], note: bytes = b"") -> None:
+    def send(self, micro: int, tensors: Sequence[torch.Tensor], note: bytes = b"", *, mark: int = 0) -> None:
         """Start sending the tensors and the note of a micro-batch, and return; what was sent is let go when done.
 
+        The receiver refuses another `mark` (0 to 2^32 - 1) than its own.
         Raises PeerError when an earlier message failed, TypeError for a tensor that cannot be sent.
         """
         if self.world.rank != self.source_rank:
@@ -160,7 +163,7 @@ class Channel:
         self._rooms.append(self._room(size))
         behind = size <= self._rooms.popleft()
         header = torch.empty(HEADER_BYTES + size * behind, dtype=torch.uint8)
-        start = FIXED.pack(micro, len(flat), len(description), len(note), size, behind) + description + note
+        start = FIXED.pack(micro, len(flat), len(description), len(note), size, behind, mark) + description + note
         content: Any = header.numpy()
         memoryview(content)[: min(len(start), HEADER_BYTES)] = start[:HEADER_BYTES]
         if behind:
@@ -197,25 +200,27 @@ class Channel:
                 self._post_tensors(arrival, micro, signature, kind)
         self._arrivals.setdefault(micro, deque()).append(arrival)
 
-    def receive(self, micro: int) -> tuple[list[torch.Tensor], bytes]:
+    def receive(self, micro: int, *, mark: int = 0) -> tuple[list[torch.Tensor], bytes]:
         """Return the tensors and the note of a micro-batch, in any order of micro-batches.
 
-        Raises PeerError when the sender is lost or the deadline passes, RankError when what came is not what was
-        posted.
+        Raises PeerError when the sender is lost or the deadline passes, RankError when it gave another mark.
         """
         self._check_receiving()
         if not self._arrivals.get(micro):
             self.post(micro)
         header = self._header_of(micro)
         arrival = self._arrivals[micro].popleft()
-        _, count, description_bytes, note_bytes, size, behind = FIXED.unpack_from(header.start)
+        _, count, description_bytes, note_bytes, size, behind, theirs = FIXED.unpack_from(header.start)
         body = header.start[FIXED.size : FIXED.size + description_bytes + note_bytes]
         if len(body) < description_bytes + note_bytes:
             rest = torch.empty(description_bytes + note_bytes - len(body), dtype=torch.uint8)
             self._post_receive(rest, micro, OVERFLOW_KIND, "description").wait()
             body += rest.numpy().tobytes()
         sent = _parse(body[:description_bytes])
-        self._check(micro, arrival, sent, count)
+        self._check(micro, sent, count, theirs == mark)
+        if arrival.tensors and arrival.signature != sent:  # shapes may depend on values
+            self._unused.setdefault((micro % (1 << MICRO_BITS), arrival.signature), deque()).append(arrival)
+            arrival = _Arrival(sent)
         note = body[description_bytes:]
         if behind:
             return self._take(header.buffer, sent, size), note
@@ -244,7 +249,7 @@ class Channel:
                 error.place = f"waiting for micro-batch {micro} on {self.name}{self._others()}; {error.place}"
                 raise
             start = buffer[:HEADER_BYTES].numpy().tobytes()
-            number, *_, size, _ = FIXED.unpack_from(start)
+            number, *_, size, _, _ = FIXED.unpack_from(start)
             self._rooms.append(self._room(size))
             if self._owed:
                 self._post_header(0)
@@ -268,15 +273,14 @@ class Channel:
         came = sorted(micro for micro, headers in self._headers.items() if headers)
         return f" (came instead: micro-batch {', '.join(map(str, came))})" if came else ""
 
-    def _check(self, micro: int, arrival: _Arrival, sent: Signature, count: int) -> None:
-        if len(sent) == count and arrival.signature in (None, sent):
+    def _check(self, micro: int, sent: Signature, count: int, alike: bool) -> None:
+        if len(sent) == count and alike:
             return
-        assert arrival.signature is not None
         raise RankError(
-            f"rank {self.source_rank} sent {_written(sent)} for micro-batch {micro}, "
-            f"rank {self.target_rank} expected {_written(arrival.signature)}",
+            f"rank {self.source_rank} sent {_written(sent)} for micro-batch {micro}, of a batch of other shapes than "
+            f"rank {self.target_rank} has",
             place=self.name,
-            remedy="the two stages saw batches of different shape, or took different ways through the model",
+            remedy="all ranks iterate over the same global batches: model.batches(loader), model.share(batch)",
         )
 
     def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -299,6 +303,11 @@ class Channel:
             self._posted_headers.append((buffer, self._post_receive(buffer, 0, HEADER_KIND, "header")))
 
     def _post_tensors(self, arrival: _Arrival, micro: int, signature: Signature, kind: int) -> None:
+        spare = self._unused.get((micro % (1 << MICRO_BITS), signature))
+        if spare:  # still awaited under the same tag
+            other = spare.popleft()
+            arrival.tensors, arrival.receives = other.tensors, other.receives
+            return
         for dtype, shape in signature:
             tensor = torch.empty(shape, dtype=dtype, device=self.world.device)
             arrival.tensors.append(tensor)

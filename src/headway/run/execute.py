@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class Step:
     losses: list[LossParts] = field(default_factory=list)
     outputs: dict[int, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
-    shapes: dict[int, Any] = field(default_factory=dict)  # of the tensors of a micro-batch with so many samples
+    shapes: dict[int, int] = field(default_factory=dict)  # the mark of micro-batches with so many samples
     given: dict[tuple[int, int], set[int | None]] = field(default_factory=dict)
 
     def walk(self, actions: Sequence[Action], last: Mapping[int, Container[str]]) -> None:
@@ -153,11 +154,16 @@ class Step:
             self.wires.channel(action).post(action.micro, self.wires.signatures.get(self._signature_key(action)))
 
     def _signature_key(self, action: Action) -> Any:
-        size = self.sizes[action.micro]
-        shapes = self.shapes.get(size)
-        if shapes is None:
-            shapes = self.shapes[size] = _shapes(self.micro_batches[action.micro])
+        shapes = self._mark(action)
         return (action.kind, action.stage, action.peer, torch.is_grad_enabled(), self.program is None, shapes)
+
+    def _mark(self, action: Action) -> int:
+        """Tell a micro-batch by the shapes of its tensors: they are the same on all ranks of a copy."""
+        size = self.sizes[action.micro]
+        mark = self.shapes.get(size)
+        if mark is None:
+            mark = self.shapes[size] = zlib.crc32(repr(_shapes(self.micro_batches[action.micro])).encode())
+        return mark
 
     def _send(self, action: Action) -> None:
         assert action.peer is not None
@@ -168,13 +174,15 @@ class Step:
         missing = [i for i, tensor in enumerate(present) if tensor is None]
         if missing or done.result.answers:
             note = pickle.dumps((missing, dict(done.result.answers)))
-        self.wires.channel(action).send(action.micro, [t.detach() for t in present if t is not None], note)
+        self.wires.channel(action).send(
+            action.micro, [t.detach() for t in present if t is not None], note, mark=self._mark(action)
+        )
         if not torch.is_grad_enabled():
             self._handed(action.stage, action.micro, action.peer)
 
     def _receive(self, action: Action) -> None:
         assert action.peer is not None
-        tensors, note = self.wires.channel(action).receive(action.micro)
+        tensors, note = self.wires.channel(action).receive(action.micro, mark=self._mark(action))
         if not self.wires.split.reads:  # shapes that depend on values cannot be expected
             self.wires.signatures[self._signature_key(action)] = signature_of(tensors)
         missing, answers = pickle.loads(note) if note else ((), {})
