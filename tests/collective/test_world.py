@@ -35,6 +35,22 @@ def test_collectives_on_three_ranks() -> None:
     assert [answer[2] for answer in answers] == [[11.0], [11.0, 110.0], [110.0]]
 
 
+def own_groups(world: World) -> float:
+    """Some ranks have made more groups than others when they make one together; others have it to themselves."""
+    for ranks in ([0, 1], [0, 1], [1, 2]):
+        if world.rank in ranks:
+            world.own_group(ranks)
+    pair = world.own_group([0, 2]) if world.rank != 1 else None
+    together = world.own_group([0, 1, 2])
+    if pair is not None:
+        world.all_reduce(torch.ones(1), pair)
+    return world.all_reduce(torch.tensor([1.0 + world.rank]), together).item()
+
+
+def test_own_groups_of_ranks_that_have_unequally_many() -> None:
+    assert on_ranks(3, own_groups) == [6.0, 6.0, 6.0]
+
+
 def test_one_process_needs_no_group() -> None:
     world = World()
     tensor = torch.ones(3)

@@ -72,6 +72,7 @@ FACE: dict[str, str] = {
 PRIVATE_NAMES: dict[str, str] = {
     "_pytree": "torch's nested values have no public module in 2.13; torch.export and checkpoints take this one",
     "_python_dispatch": "TorchDispatchMode, which torch documents, has no other home",
+    "collective/world.py: _world": "how many groups a process has, which torch makes the names of groups from",
     "graph/interception.py: _engine_run_backward": "what each backward ends in, by whatever name it is called",
     "graph/interception.py: _get_total_norm": "the norm that clip_grad_norm_ takes, by whatever name it is called",
     "graph/where.py: _getframe": "the user's line of each call; inspect.stack reads every file on the way",

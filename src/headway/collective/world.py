@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
 
 from headway.collective.pending import PeerError, Pending, peer_error
 from headway.collective.roll_call import Board, FileBoard, RollCall, StoreBoard
@@ -24,6 +25,9 @@ __all__ = ["DEADLINE", "Group", "Identity", "PeerError", "Pending", "World", "pi
 
 DEADLINE = 300.0
 """Seconds that a wait for another rank may take, unless a run says otherwise."""
+
+MEETING_TAG = (1 << 31) - 1
+"""Of the messages that agree on how many groups there are; no channel sends so many kinds in its last one."""
 
 OPS = MappingProxyType(
     {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "product": dist.ReduceOp.PRODUCT}
@@ -147,15 +151,33 @@ class World:
         Only its members call it, for the groups that two of them share in the same order.
         """
         key = tuple(sorted(set(ranks)))
-        timeout = timedelta(seconds=self.deadline)
-        handle = self.guard(
-            f"the group {key}",
-            key,
-            lambda: dist.new_group(list(key), timeout=timeout, use_local_synchronization=True),
-        )
+        handle = self.guard(f"the group {key}", key, lambda: self._meet(key))
         group = Group(key, key.index(self.rank), handle)
         self._own_groups.append(group)
         return group
+
+    def _meet(self, ranks: tuple[int, ...]) -> Any:
+        """Make a group that only its members know of.
+
+        torch takes the name under which they meet from their ranks and from how many groups a process has: they must
+        have equally many, whatever other groups some of them are in.
+        """
+        timeout = timedelta(seconds=self.deadline)
+        first, count = ranks[0], torch.tensor([len(_world.pg_names)])
+        talk = self.everyone.handle
+        if self.rank == first:
+            for other in ranks[1:]:
+                theirs = torch.zeros_like(count)
+                talk.recv([theirs], other, MEETING_TAG).wait(timeout)
+                count = torch.maximum(count, theirs)
+            for other in ranks[1:]:
+                talk.send([count], other, MEETING_TAG).wait(timeout)
+        else:
+            talk.send([count], first, MEETING_TAG).wait(timeout)
+            talk.recv([count], first, MEETING_TAG).wait(timeout)
+        while len(_world.pg_names) < int(count):
+            dist.new_group([self.rank], timeout=timeout, use_local_synchronization=True)
+        return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
 
     # ---- collectives. All members call them in the same order; group=None means everyone.
 
