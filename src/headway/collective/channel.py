@@ -10,7 +10,7 @@ Each part costs both ends a call of gloo's, so values travel with the header unl
 receiver keeps behind a header is known to both ends: as much as the message LAG before it had values. A receiver that
 knows the signature of large values posts them ahead, so that they travel while it computes. A part's tag is made of
 its signature too: a tensor that differs from what is expected never arrives in a buffer that does not fit it (gloo
-would end the process), and the header, which always arrives, says what is wrong.
+would end the process), and the header, which always arrives, says what comes instead.
 """
 
 from __future__ import annotations
