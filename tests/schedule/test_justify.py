@@ -9,6 +9,7 @@ import pytest
 from headway.schedule.costs import Costs
 from headway.schedule.justify import justify
 from headway.schedule.work import Orders, peak, timed, work_of
+from tests.schedule.equal_v import equal_v
 from tests.schedule.test_refute import PLACED, shuffled
 from tests.schedule.test_searched import drawn
 
@@ -47,16 +48,7 @@ def test_what_is_refused_does_not_count() -> None:
 
 def test_a_v_of_equal_stages_comes_to_its_optimum() -> None:
     """65.0 s is proved (`test_refute`); the best of the rules of `dispatch` takes 67.6 s."""
-    stages = 16
-    costs = Costs(
-        (1.0,) * stages,
-        (1.6,) * stages,
-        input=(1.0,) * stages,
-        weight=(0.6,) * stages,
-        message={(s, s + 1): 0.6 for s in range(stages - 1)},
-    )
-    placement = tuple(min(stage, stages - 1 - stage) for stage in range(stages))
-    work = work_of(costs, placement, 8, split=range(stages))
+    work = equal_v()
     best: list[float] = []
     begin = shuffled(work, random.Random(0))
     for _ in justify(work, begin, [99.0] * 8, 300, lambda orders: not best.append(timed(work, orders)[0])):

@@ -8,9 +8,9 @@ from itertools import product
 
 from headway.schedule.action import Kind
 from headway.schedule.bound import lower_bound
-from headway.schedule.costs import Costs
 from headway.schedule.refute import refuted
 from headway.schedule.work import Orders, Work, peak, timed, work_of
+from tests.schedule.equal_v import equal_v
 from tests.schedule.test_searched import drawn
 
 PLACED = ((0,), (0, 1), (0, 1, 2), (0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2, 1, 0))
@@ -88,16 +88,7 @@ def test_two_whole_stages_are_refuted_up_to_their_optimum() -> None:
 
 def test_a_step_that_the_plain_bound_leaves_open() -> None:
     """8 ranks with 2 equal stages each in a V, 8 micro-batches, messages of 0.6 s: 65.0 s is the optimum."""
-    stages = 16
-    costs = Costs(
-        (1.0,) * stages,
-        (1.6,) * stages,
-        input=(1.0,) * stages,
-        weight=(0.6,) * stages,
-        message={(s, s + 1): 0.6 for s in range(stages - 1)},
-    )
-    placement = tuple(min(stage, stages - 1 - stage) for stage in range(stages))
-    work = work_of(costs, placement, 8, split=range(stages))
+    work = equal_v()
     room = [math.inf] * 8
     plain = lower_bound(work, room)
     assert plain < 64.3

@@ -114,7 +114,7 @@ class Step:
     losses: list[LossParts] = field(default_factory=list)
     outputs: dict[int, Any] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
-    shapes: dict[int, int] = field(default_factory=dict)  # the mark of micro-batches with so many samples
+    marks: dict[int, int] = field(default_factory=dict)  # of micro-batches with so many samples
     given: dict[tuple[int, int], set[int | None]] = field(default_factory=dict)
 
     def walk(self, actions: Sequence[Action], last: Mapping[int, Container[str]]) -> None:
@@ -154,15 +154,15 @@ class Step:
             self.wires.channel(action).post(action.micro, self.wires.signatures.get(self._signature_key(action)))
 
     def _signature_key(self, action: Action) -> Any:
-        shapes = self._mark(action)
-        return (action.kind, action.stage, action.peer, torch.is_grad_enabled(), self.program is None, shapes)
+        way = (torch.is_grad_enabled(), self.program is None)
+        return (action.kind, action.stage, action.peer, *way, self._mark(action))
 
     def _mark(self, action: Action) -> int:
         """Tell a micro-batch by the shapes of its tensors: they are the same on all ranks of a copy."""
         size = self.sizes[action.micro]
-        mark = self.shapes.get(size)
+        mark = self.marks.get(size)
         if mark is None:
-            mark = self.shapes[size] = zlib.crc32(repr(_shapes(self.micro_batches[action.micro])).encode())
+            mark = self.marks[size] = zlib.crc32(repr(_shapes(self.micro_batches[action.micro])).encode())
         return mark
 
     def _send(self, action: Action) -> None:

@@ -59,9 +59,8 @@ class Stage:
     lacking: frozenset[int] = frozenset()  # ids of modules with weights in them that this stage does not have
     paths: dict[int, str] = field(default_factory=dict, compare=False)  # of modules, by id
     shapes: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of what is passed over, as templates
-    known: dict[Position, Known | nn.Module] = field(
-        default_factory=dict, compare=False
-    )  # of the last time; or that it runs
+    # by the place of a module's call: its result of the last time; or the module itself, where it just runs
+    known: dict[Position, Known | nn.Module] = field(default_factory=dict, compare=False)
     drawn: dict[Any, Rows | None] = field(default_factory=dict, compare=False)  # whose numbers random calls draw
 
     @staticmethod
